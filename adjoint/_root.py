@@ -1,0 +1,234 @@
+"""Roots as nodes: u with F(u, p) = 0, differentiated by the implicit function theorem."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from ._guard import poison
+from ._node import linear_node
+from ._trace import Traced, differentiable, trace
+
+Residual = Callable[[Any, Any], Any]
+Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
+LinearSolve = Callable[[Callable[[Any], Any], Any], tuple[Any, jax.Array]]
+
+
+def implicit_root(
+    residual: Residual, solve: Solve, linear_solve: LinearSolve, adjoint_solve: LinearSolve | None = None
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Turn a root solver into a node `(guess, params) -> (u, aux)` whose derivative never looks inside it.
+
+    Choose it to give your own iteration (a fixed point, a nonlinear solver from elsewhere) exact derivatives;
+    `solvers.root_find` is this with Newton's method inside.
+
+    The equations:  F(u, p) = 0,  F_u du = -F_p dp  (tangent),  F_uᵀ w = ū,  p̄ = -F_pᵀ w  (cotangent).
+
+    Parameters
+    ----------
+    residual
+        `residual(u, params)`, of the structure and shapes of `u`. What it closes over gets its gradient too.
+        It is traced once.
+    solve
+        `solve(f, guess) -> (u, (converged, aux))`, where `f(u)` is the residual; `converged` is a truth value
+        that says whether `u` meets the tolerance, and `aux` is any pytree of by-products (counts, a status).
+        Neither carries derivatives.
+    linear_solve
+        `linear_solve(matvec, b) -> (x, converged)` for F_u x = b, both with the structure of `u`.
+    adjoint_solve
+        The same for F_uᵀ; `linear_solve` where it is not given.
+
+    Returns
+    -------
+    node
+        `node(guess, params) -> (u, (converged, aux))`. The derivative with respect to `guess` is zero. Where
+        `converged` is false, or a linear solve of the derivative misses its tolerance, tangents and cotangents
+        are NaN: the theorem holds at a root only.
+
+    References
+    ----------
+    Griewank and Walther, *Evaluating Derivatives*, SIAM 2008, Section 15.3, doi:10.1137/1.9780898717761.
+
+    Examples
+    --------
+    >>> from tapeless import adjoint
+    >>> import jax, jax.numpy as jnp
+    >>> def newton(f, u):
+    ...     for _ in range(20):
+    ...         u = u - f(u) / jax.grad(f)(u)
+    ...     return u, (jnp.abs(f(u)) < 1e-4, None)
+    >>> def divide(matvec, b):
+    ...     return b / matvec(jnp.ones_like(b)), jnp.array(True)
+    >>> root = adjoint.implicit_root(lambda u, p: u * u - p, newton, divide)
+    >>> round(float(jax.grad(lambda p: root(1.0, p)[0])(4.0)), 6)
+    0.25
+    """
+
+    def node(guess: Any, params: Any) -> tuple[Any, Any]:
+        guess = jax.tree.map(jnp.asarray, guess)
+        params = jax.tree.map(jnp.asarray, params)
+        if jax.config.jax_disable_jit:
+            return _define_by_run(residual, solve, guess, params)
+        problem = _Problem(guess, params, residual, solve, linear_solve, adjoint_solve or linear_solve)
+        theta = [*problem.traced.consts, *jax.tree.leaves(params)]
+        u, converged, aux = problem.root(jax.tree.leaves(guess), theta)
+        return jax.tree.unflatten(problem.structure, u), (converged, aux)
+
+    return node
+
+
+class _Problem:
+    """One root problem, flat: `u` and `theta` (captured constants, then parameters) are lists of arrays."""
+
+    def __init__(
+        self,
+        guess: Any,
+        params: Any,
+        residual: Residual,
+        solve: Solve,
+        linear_solve: LinearSolve,
+        adjoint_solve: LinearSolve,
+    ):
+        self.structure = jax.tree.structure(guess)
+        self.traced: Traced = trace(residual, guess, params)
+        self.num_consts = len(self.traced.consts)
+        self._check(guess)
+        self.solve, self.linear_solve, self.adjoint_solve = solve, linear_solve, adjoint_solve
+        self.root = jax.custom_jvp(self._root)
+        self.root.defjvp(self._tangent, symbolic_zeros=True)
+
+    def _check(self, guess: Any) -> None:
+        got = jax.tree.unflatten(self.traced.out_tree, self.traced.out_avals)
+        expected = jax.tree.map(jax.typeof, guess)
+        same = self.traced.out_tree == self.structure and all(
+            a.shape == b.shape for a, b in zip(jax.tree.leaves(expected), self.traced.out_avals, strict=True)
+        )
+        if not same:
+            message = (
+                f"`residual` must return one value for each unknown. Expected {expected} (as `guess`), got {got}. "
+                "Check the shapes that `residual(u, params)` returns."
+            )
+            raise ValueError(message)
+
+    def flat_residual(self, u: Sequence[Any], theta: Sequence[Any]) -> list[Any]:
+        consts, params = theta[: self.num_consts], theta[self.num_consts :]
+        out = self.traced.evaluate(consts, [*u, *params])
+        return [lax.convert_element_type(f, x.dtype) for f, x in zip(out, u, strict=True)]
+
+    def _root(self, guess: list[Any], theta: list[Any]) -> tuple[list[Any], jax.Array, Any]:
+        def f(u: Any) -> Any:
+            return jax.tree.unflatten(self.structure, self.flat_residual(jax.tree.leaves(u), theta))
+
+        u, (converged, aux) = self.solve(f, jax.tree.unflatten(self.structure, guess))
+        return jax.tree.leaves(u), converged, aux
+
+    def _tangent(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        u, converged, aux = self.root(*primals)
+        theta, dots = primals[1], tangents[1]
+        active = [i for i, t in enumerate(dots) if not isinstance(t, jax.custom_derivatives.SymbolicZero)]
+        residuals = [converged, *u, *theta]
+        linearisation = _Linearisation(self, len(u), active)
+        u_dot = linear_node(
+            linearisation.tangent, linearisation.cotangent, residuals, [dots[i] for i in active], "root"
+        )
+        return (u, converged, aux), (u_dot, *jax.tree.map(_no_tangent, (converged, aux)))
+
+    def pullback(self, u: Sequence[Any], theta: Sequence[Any], active: list[int], cotangent: Sequence[Any]) -> Any:
+        """`-F_thetaᵀ F_u⁻ᵀ ū` at a root `u` that is already known: no solve of F = 0 is repeated."""
+        linearisation = _Linearisation(self, len(u), active)
+        return linearisation.cotangent([jnp.array(True), *u, *theta], cotangent)
+
+
+def _no_tangent(x: Any) -> Any:
+    dtype = jax.typeof(x).dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return jnp.zeros(jnp.shape(x), jax.dtypes.float0)
+
+
+class _Linearisation:
+    """The implicit function theorem at a root, for the active entries of theta."""
+
+    def __init__(self, problem: _Problem, size: int, active: list[int]):
+        self.problem, self.size, self.active = problem, size, active
+
+    def _split(self, residuals: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+        return residuals[0], list(residuals[1 : 1 + self.size]), list(residuals[1 + self.size :])
+
+    def _of_theta(self, u: list[Any], theta: list[Any]) -> tuple[Callable[..., Any], list[Any]]:
+        def f(*values: Any) -> list[Any]:
+            full = list(theta)
+            for i, value in zip(self.active, values, strict=True):
+                full[i] = value
+            return self.problem.flat_residual(u, full)
+
+        return f, [theta[i] for i in self.active]
+
+    def _solve(self, u: list[Any], theta: list[Any], b: list[Any], transposed: bool) -> list[Any]:
+        """F_u x = b or F_uᵀ x = b as a solve that JAX can differentiate again."""
+        structure, problem = self.problem.structure, self.problem
+
+        def jacobian(v: list[Any]) -> list[Any]:
+            return jax.jvp(lambda u: problem.flat_residual(u, theta), [u], [v])[1]
+
+        def adjoint(v: list[Any]) -> list[Any]:
+            return jax.vjp(lambda u: problem.flat_residual(u, theta), u)[1](v)[0]
+
+        def lift(method: LinearSolve) -> Callable[..., Any]:
+            def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, Any]:
+                def matvec_tree(v: Any) -> Any:
+                    return jax.tree.unflatten(structure, matvec(jax.tree.leaves(v)))
+
+                x, ok = method(matvec_tree, jax.tree.unflatten(structure, b))
+                return jax.tree.leaves(x), ok
+
+            return solve
+
+        forward, backward = lift(problem.linear_solve), lift(problem.adjoint_solve)
+        matvec, solve, transpose_solve = (
+            (adjoint, backward, forward) if transposed else (jacobian, forward, backward)
+        )
+        x, ok = lax.custom_linear_solve(matvec, b, solve, transpose_solve, has_aux=True)
+        return poison(x, jnp.logical_not(ok))
+
+    def tangent(self, residuals: Sequence[Any], theta_dot: Sequence[Any]) -> list[Any]:
+        converged, u, theta = self._split(residuals)
+        f, at = self._of_theta(u, theta)
+        f_dot = jax.jvp(f, at, list(theta_dot))[1]
+        u_dot = self._solve(u, theta, [-x for x in f_dot], transposed=False)
+        return poison(u_dot, jnp.logical_not(converged))
+
+    def cotangent(self, residuals: Sequence[Any], u_bar: Sequence[Any]) -> list[Any]:
+        converged, u, theta = self._split(residuals)
+        w = self._solve(u, theta, list(u_bar), transposed=True)
+        f, at = self._of_theta(u, theta)
+        theta_bar = jax.vjp(f, *at)[1]([-x for x in w])
+        return poison(list(theta_bar), jnp.logical_not(converged))
+
+
+def differentiable_leaves(leaves: Sequence[Any]) -> list[int]:
+    """Positions of the leaves that carry derivatives."""
+    return [i for i, x in enumerate(leaves) if differentiable(x)]
+
+
+def _define_by_run(residual: Residual, solve: Solve, guess: Any, params: Any) -> tuple[Any, Any]:
+    """Under `jax.disable_jit()` the residual sees numbers and nothing is traced.
+
+    Two Newton steps at the root, with live parameters, carry the derivatives: each step doubles the order to
+    which they are exact, so values are unchanged and derivatives are right up to third order.
+    """
+    stopped = jax.tree.map(lax.stop_gradient, (guess, params))
+    u, by_products = solve(lambda u: residual(u, stopped[1]), stopped[0])
+    u, unravel = ravel_pytree(jax.tree.map(lax.stop_gradient, u))
+
+    def f(u: jax.Array) -> jax.Array:
+        return ravel_pytree(residual(unravel(u), params))[0]
+
+    for _ in range(2):
+        columns = [jax.jvp(f, (u,), (e,))[1] for e in jnp.eye(u.size, dtype=u.dtype)]
+        if columns:
+            u = u - jnp.linalg.solve(jnp.stack(columns, axis=1), f(u))
+    return unravel(u), by_products

@@ -1,0 +1,71 @@
+"""What became of a computation, as a value that passes through jit and vmap."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+
+class Status(eqx.Enumeration):
+    """The outcome of a solve or a simulation; every member is a sentence that says what to change.
+
+    Compare with `status == Status.converged` (an array of truth values under `vmap`);
+    `Status[status]` is the sentence.
+    """
+
+    converged = "Converged."
+    max_iterations = (
+        "The iteration limit was reached before the tolerance was met. Start from a better guess, raise "
+        "`max_iters`, or loosen `rtol`/`atol`."
+    )
+    singular = (
+        "The Jacobian (or matrix) is singular at the point reached: no step can be computed and no derivative "
+        "exists there. Check for unknowns that no equation determines, or start away from stationary points."
+    )
+    nonfinite = (
+        "A value became infinite or NaN. Look for a division by zero, a root or logarithm of a negative number, "
+        "or an overflow; for a simulation, try a smaller `dt`."
+    )
+    stalled = (
+        "The iteration stopped making progress before the tolerance was met. The tolerance may be below what the "
+        "dtype can resolve (use float64, or loosen `rtol`/`atol`), or there is no root near the guess."
+    )
+    indefinite = (
+        "Conjugate gradients met a direction of non-positive curvature: the operator is not symmetric positive "
+        "definite. Use `LU()`, or check the operator's symmetry and sign."
+    )
+
+
+class SolveError(RuntimeError):
+    """A numerical failure, raised because `throw=True` or because a gradient of a failed solve was asked for."""
+
+
+def failed(status: Status) -> jax.Array:
+    """Whether `status` is anything but converged (elementwise under `vmap`)."""
+    return jnp.logical_not(status == Status.converged)
+
+
+def sentence(status: Status) -> str:
+    """The sentence of a concrete status; of the worst lane if there are several."""
+    codes = jnp.ravel(jnp.asarray(jax.tree.leaves(status)[0]))
+    bad = codes[codes != jax.tree.leaves(Status.converged)[0]]
+    worst = bad[0] if bad.size else codes[0]
+    member = eqx.tree_at(lambda s: jax.tree.leaves(s)[0], status, worst)
+    text = Status[member]
+    return text if bad.size <= 1 else f"{bad.size} of {codes.size} lanes failed. The first: {text}"
+
+
+def raise_if_failed(value: Any, status: Status, what: str) -> Any:
+    """Return `value`, or raise `SolveError` with the sentence of a failed `status`.
+
+    A concrete status raises a Python exception. Under an outer jit or vmap the check runs with the compiled
+    program and the runtime reports the sentence.
+    """
+    code = jax.tree.leaves(status)[0]
+    if not isinstance(code, jax.core.Tracer):
+        if bool(jnp.any(failed(status))):
+            message = f"{what}: {sentence(status)}"
+            raise SolveError(message)
+        return value
+    return status.error_if(value, failed(status))

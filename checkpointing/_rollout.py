@@ -1,0 +1,351 @@
+"""A rollout of n steps as a node: snapshots by a schedule, derivatives of every kind in bounded memory.
+
+With the rollout R(z), z the inputs (constants, initial state, per-step data), and the adjoint of its result ȳ:
+
+- tangent  dR(z) dz: the rollout of the pair (u, du), itself checkpointed;
+- cotangent  P(z, ȳ) = (∂R/∂z)ᵀ ȳ: one reverse sweep;
+- derivative of the cotangent: P is linear in ȳ, with the tangent as its transpose, and
+  ∂P/∂z dz = H dz with H = ∂²⟨ȳ, R⟩/∂z². H dz is one reverse sweep of the rollout of pairs, and since H is symmetric
+  it is its own transpose. So forward over reverse, reverse over forward and reverse over reverse all work in
+  bounded memory, to any order.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from ..adjoint import differentiable, linear_node
+from ._sweep import Arrays, load, make_plan, store, sweep_forward, sweep_reverse
+
+StepFn = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Arrays, Arrays]]
+PullbackFn = Callable[..., tuple[Arrays, Arrays, Arrays]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rollout:
+    """What does not change between calls: the step, the loop and its schedule. All arrays are arguments.
+
+    `step(consts, carry, x) -> (carry, ys)` works on flat lists and closes over no arrays. `num_rows` is the number
+    of rows of the outputs: n, or fewer where `rows` selects the steps whose outputs are kept.
+    `pullback(consts, carry, x, carry_next, carry_bar, ys_bar) -> bars of (consts, carry, x)` replaces the
+    derivative of `step` in first-order reverse mode; entries without derivatives are None.
+    """
+
+    step: StepFn
+    length: int
+    snapshots: int
+    reverse: bool = False
+    num_rows: int | None = None
+    pullback: PullbackFn | None = None
+
+    def __call__(self, consts: Arrays, init: Arrays, xs: Arrays, rows: Any = None) -> tuple[Arrays, Arrays]:
+        """Run the steps; `rows[i]` is the output row of step i, `num_rows` for none."""
+        consts, init, xs = jax.tree.map(jnp.asarray, (list(consts), list(init), list(xs)))
+        carry, ys, _ = _node(self, keep=False)(consts, init, xs, rows)
+        return carry, ys
+
+
+def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, Arrays]]:
+    """The rollout as a differentiable function; with its snapshots if they are to be kept."""
+
+    def rollout_node(consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> tuple[Arrays, Arrays, Arrays]:
+        return _run(rollout, keep, consts, init, xs, rows)
+
+    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        consts, init, xs, rows = primals
+        carry, ys, slots = _node(rollout, keep=True)(*primals)
+        slots = [lax.stop_gradient(x) if differentiable(x) else x for x in slots]
+        active = _Active.of(tangents[0], init, tangents[2])
+        residuals = _Residuals(consts, init, xs, rows, slots)
+        dots = [*active.pick(tangents[0], None, tangents[2]), *_instantiated(tangents[1])]
+        out = linear_node(
+            lambda r, z: _tangent(rollout, active, residuals.rebuild(r), z),
+            lambda r, ct: _cotangent_node(rollout, active)(residuals.rebuild(r), list(ct)),
+            residuals.flat,
+            dots,
+            "rollout",
+        )
+        dots_of = iter(out)
+        result = (carry, ys, slots if keep else [])
+        # Snapshots are a cache: what is computed from them is differentiated in z.
+        result_dot = (
+            jax.tree.map(lambda x: next(dots_of) if differentiable(x) else _float0(x), (carry, ys)),
+            jax.tree.map(lambda x: jnp.zeros_like(x) if differentiable(x) else _float0(x), result[2]),
+        )
+        return result, (*result_dot[0], result_dot[1])
+
+    node = jax.custom_jvp(rollout_node)
+    node.defjvp(rule, symbolic_zeros=True)
+    return node
+
+
+def _run(rollout: Rollout, keep: bool, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Any:
+    # Outputs go to buffers in the loop's state rather than through `lax.scan`: under vmap both runs must put the
+    # batch axis of an output at the same place.
+    n = rollout.length
+
+    def advance(i: Any, carry: Arrays, ys: Arrays) -> tuple[Arrays, Arrays]:
+        carry, y = rollout.step(consts, carry, load(xs, n - 1 - i if rollout.reverse else i))
+        return carry, store(ys, y, _row(rollout, rows, i))
+
+    avals = jax.eval_shape(lambda *a: rollout.step(*a)[1], consts, init, [x[0] for x in xs])
+    num = n if rows is None else rollout.num_rows + 1
+    ys = [jnp.zeros((num, *a.shape), a.dtype) for a in avals]
+    if keep:
+        carry, ys, slots = sweep_forward(make_plan(n, rollout.snapshots), advance, init, ys)
+    else:
+        carry, ys = lax.fori_loop(0, n, lambda i, c: advance(i, *c), (init, ys))
+        slots = []
+    return carry, ys if rows is None else [y[:-1] for y in ys], slots
+
+
+def _row(rollout: Rollout, rows: Any, i: Any) -> Any:
+    if rows is not None:
+        return rows[i]
+    return rollout.length - 1 - i if rollout.reverse else i
+
+
+def _float0(x: Any) -> Any:
+    return jnp.zeros(jnp.shape(x), jax.dtypes.float0)
+
+
+def _instantiated(tangents: Sequence[Any]) -> Arrays:
+    dots = [t for t in tangents if jnp.issubdtype(t.dtype, jnp.inexact)]
+    return [jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in dots]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Active:
+    """Which inputs carry tangents: positions in consts, in the carry (all that can) and in xs."""
+
+    consts: tuple[int, ...]
+    carry: tuple[int, ...]
+    xs: tuple[int, ...]
+
+    @staticmethod
+    def of(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> "_Active":
+        def nonzero(tangents: Sequence[Any]) -> tuple[int, ...]:
+            return tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
+
+        carry = tuple(i for i, x in enumerate(init) if differentiable(x))
+        return _Active(nonzero(consts), carry, nonzero(xs))
+
+    def union(self, other: "_Active") -> "_Active":
+        return _Active(
+            tuple(sorted({*self.consts, *other.consts})), self.carry, tuple(sorted({*self.xs, *other.xs}))
+        )
+
+    def pick(self, consts: Sequence[Any], carry: Sequence[Any] | None, xs: Sequence[Any]) -> Arrays:
+        """The active entries as one list: constants, per-step data, then (if given) the carry."""
+        picked = [consts[i] for i in self.consts] + [xs[i] for i in self.xs]
+        return picked + ([] if carry is None else [carry[i] for i in self.carry])
+
+    def split(self, flat: Sequence[Any]) -> tuple[Arrays, Arrays, Arrays]:
+        """Undo `pick`: constants, carry, xs."""
+        a, b = len(self.consts), len(self.consts) + len(self.xs)
+        return list(flat[:a]), list(flat[b:]), list(flat[a:b])
+
+
+class _Residuals:
+    """Inputs of a rollout as one flat list and back."""
+
+    def __init__(self, consts: Arrays, init: Arrays, xs: Arrays, rows: Any, *more: Arrays):
+        self.flat, self.tree = jax.tree.flatten((consts, init, xs, rows, *more))
+
+    def rebuild(self, flat: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self.tree, list(flat))
+
+
+def _replace(values: Sequence[Any], positions: Sequence[int], new: Sequence[Any]) -> Arrays:
+    out = list(values)
+    for i, value in zip(positions, new, strict=True):
+        out[i] = value
+    return out
+
+
+def _paired(rollout: Rollout, active: _Active, num_consts: int, num_carry: int, num_xs: int) -> Rollout:
+    """The rollout of (u, du): tangents follow the primals in consts, carry, xs and outputs."""
+
+    def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[Arrays, Arrays]:
+        primals = (list(consts[:num_consts]), list(carry[:num_carry]), list(x[:num_xs]))
+        dots = (consts[num_consts:], carry[num_carry:], x[num_xs:])
+
+        def of_active(c: Arrays, u: Arrays, d: Arrays) -> tuple[Arrays, Arrays, tuple[Arrays, Arrays]]:
+            full = [
+                _replace(p, i, v)
+                for p, i, v in zip(primals, (active.consts, active.carry, active.xs), (c, u, d), strict=True)
+            ]
+            new, ys = rollout.step(*full)
+            return [new[i] for i in active.carry], [y for y in ys if differentiable(y)], (new, ys)
+
+        at = (
+            [primals[0][i] for i in active.consts],
+            [primals[1][i] for i in active.carry],
+            [primals[2][i] for i in active.xs],
+        )
+        primal_out, dot_out = _jvp_with_aux(of_active, at, tuple(map(list, dots)))
+        (new, ys), (new_dot, ys_dot) = primal_out, dot_out
+        return [*new, *new_dot], [*ys, *ys_dot]
+
+    return dataclasses.replace(rollout, step=step, pullback=None)
+
+
+def _jvp_with_aux(fun: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    def main(*args: Any) -> tuple[Any, Any]:
+        new, ys, aux = fun(*args)
+        return (new, ys), aux
+
+    _, dots, aux = jax.jvp(main, primals, tangents, has_aux=True)
+    return aux, dots
+
+
+def _run_paired(rollout: Rollout, active: _Active, residuals: Any, dots: Sequence[Any]) -> Any:
+    """Inputs of the rollout of pairs, and that rollout."""
+    consts, init, xs, rows = residuals[:4]
+    consts_dot, init_dot, xs_dot = active.split(dots)
+    pair = _paired(rollout, active, len(consts), len(init), len(xs))
+    return pair, ([*consts, *consts_dot], [*init, *init_dot], [*xs, *xs_dot], rows)
+
+
+def _tangent(rollout: Rollout, active: _Active, residuals: Any, dots: Sequence[Any]) -> Arrays:
+    """Tangents of the differentiable carry and outputs."""
+    pair, inputs = _run_paired(rollout, active, residuals, dots)
+    carry, ys = pair(*inputs)
+    count = sum(differentiable(y) for y in ys) // 2
+    return [*carry[len(residuals[1]) :], *(ys[len(ys) - count :] if count else [])]
+
+
+def _cotangent_node(rollout: Rollout, active: _Active) -> Callable[[Any, Arrays], Arrays]:
+    """P(z, ȳ) as a differentiable function of z and ȳ, for the active entries of z."""
+
+    def rollout_cotangent(residuals: Any, bars: Arrays) -> Arrays:
+        return _cotangent(rollout, active, residuals, bars)
+
+    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        residuals, bars = primals
+        out = rollout_cotangent_node(residuals, bars)
+        dots, bars_dot = tangents
+        total: list[Any] = [None] * len(out)
+        if any(not isinstance(t, SymbolicZero) for t in bars_dot):
+            flat = _Residuals(*residuals)
+            total = linear_node(
+                lambda r, ct: rollout_cotangent_node(flat.rebuild(r), list(ct)),
+                lambda r, z: _tangent(rollout, active, flat.rebuild(r), z),
+                flat.flat,
+                _instantiated(bars_dot),
+                "rolloutᵀ",
+            )
+        moving = _Active.of(dots[0], [], dots[2])
+        if moving.consts or moving.xs or any(not isinstance(t, SymbolicZero) for t in dots[1]):
+            total = _add(total, _second_order(rollout, active, moving, residuals, bars, dots))
+        return out, [jnp.zeros_like(x) if t is None else t for x, t in zip(out, total, strict=True)]
+
+    rollout_cotangent_node = jax.custom_jvp(rollout_cotangent)
+    rollout_cotangent_node.defjvp(rule, symbolic_zeros=True)
+    return rollout_cotangent_node
+
+
+def _add(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    return [y if x is None else x + y for x, y in zip(a, b, strict=True)]
+
+
+def _second_order(
+    rollout: Rollout, active: _Active, moving: _Active, residuals: Any, bars: Arrays, dots: Any
+) -> Arrays:
+    """H dz for the active entries, H the Hessian of ⟨ȳ, R(z)⟩: symmetric, so its own transpose."""
+    every = active.union(moving)
+    flat = _Residuals(*residuals[:4], bars)
+
+    def hessian_vector(r: Sequence[Any], z: Sequence[Any]) -> Arrays:
+        *inputs, bars = flat.rebuild(r)
+        pair, paired = _run_paired(rollout, every, inputs, z)
+        n_consts, n_xs = len(inputs[0]), len(inputs[2])
+        # Of the pair's inputs only the primals: its cotangent for them, at (0, ȳ), is H dz.
+        primal = _Active(every.consts, tuple(range(len(paired[1]))), every.xs)
+        primal = dataclasses.replace(primal, carry=_differentiable_positions(paired[1]))
+        zero = [jnp.zeros_like(b) for b in bars]
+        count = len(every.carry)
+        paired_bars = [*zero[:count], *bars[:count], *zero[count:], *bars[count:]]
+        out = _cotangent_node(pair, primal)(paired, paired_bars)
+        consts_bar, carry_bar, xs_bar = primal.split(out)
+        del n_consts, n_xs
+        return [*consts_bar, *xs_bar, *carry_bar[:count]]
+
+    dz = [
+        jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t
+        for t in every.pick(dots[0], dots[1], dots[2])
+    ]
+    out = linear_node(hessian_vector, hessian_vector, flat.flat, dz, "rollout″")
+    consts_bar, carry_bar, xs_bar = every.split(out)
+    return [
+        *(b for i, b in zip(every.consts, consts_bar, strict=True) if i in active.consts),
+        *(b for i, b in zip(every.xs, xs_bar, strict=True) if i in active.xs),
+        *carry_bar,
+    ]
+
+
+def _differentiable_positions(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i, x in enumerate(values) if differentiable(x))
+
+
+def _cotangent(rollout: Rollout, active: _Active, residuals: Any, bars: Arrays) -> Arrays:
+    """The reverse sweep: cotangents of the active constants, per-step data, and the initial state."""
+    consts, init, xs, rows = residuals[:4]
+    slots = residuals[4] if len(residuals) > 4 else []
+    if not slots:
+        slots = _node(rollout, keep=True)(consts, init, xs, rows)[2]
+    n, plan = rollout.length, make_plan(rollout.length, rollout.snapshots)
+    count = len(active.carry)
+    carry_bar, ys_bar = list(bars[:count]), list(bars[count:])
+
+    def at(k: Any) -> Arrays:
+        return load(xs, n - 1 - k if rollout.reverse else k)
+
+    def advance(i: Any, carry: Arrays) -> Arrays:
+        return rollout.step(consts, carry, at(i))[0]
+
+    def pullback(k: Any, carry: Arrays, carry_next: Any, state: Any) -> Any:
+        consts_bar, carry_bar, xs_bar = state
+        y_bar = _cotangents_of_row(rollout, rows, ys_bar, k)
+        c, u, d = _step_pullback(rollout, active, (consts, carry, at(k)), carry_next, carry_bar, y_bar)
+        consts_bar = [a + b for a, b in zip(consts_bar, c, strict=True)]
+        return consts_bar, u, store(xs_bar, d, n - 1 - k if rollout.reverse else k)
+
+    start = (
+        [jnp.zeros_like(consts[i]) for i in active.consts],
+        carry_bar,
+        [jnp.zeros_like(xs[i]) for i in active.xs],
+    )
+    consts_bar, carry_bar, xs_bar = sweep_reverse(plan, advance, pullback, slots, start, None)
+    return [*consts_bar, *xs_bar, *carry_bar]
+
+
+def _cotangents_of_row(rollout: Rollout, rows: Any, ys_bar: Arrays, k: Any) -> Arrays:
+    if rows is None:
+        return load(ys_bar, _row(rollout, rows, k))
+    row = rows[k]
+    found = load(ys_bar, jnp.minimum(row, rollout.num_rows - 1))
+    return [jnp.where(row < rollout.num_rows, y, jnp.zeros_like(y)) for y in found]
+
+
+def _step_pullback(
+    rollout: Rollout, active: _Active, inputs: Any, carry_next: Any, carry_bar: Arrays, y_bar: Arrays
+) -> tuple[Arrays, Arrays, Arrays]:
+    consts, carry, x = inputs
+    if rollout.pullback is not None:
+        c, u, d = rollout.pullback(consts, carry, x, carry_next, carry_bar, y_bar)
+        return [c[i] for i in active.consts], [u[i] for i in active.carry], [d[i] for i in active.xs]
+
+    def of_active(c: Arrays, u: Arrays, d: Arrays) -> tuple[Arrays, Arrays]:
+        new, ys = rollout.step(
+            _replace(consts, active.consts, c), _replace(carry, active.carry, u), _replace(x, active.xs, d)
+        )
+        return [new[i] for i in active.carry], [y for y in ys if differentiable(y)]
+
+    picked = ([consts[i] for i in active.consts], [carry[i] for i in active.carry], [x[i] for i in active.xs])
+    return jax.vjp(of_active, *picked)[1]((carry_bar, y_bar))

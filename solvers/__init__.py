@@ -1,0 +1,14 @@
+"""Floor 2: linear and nonlinear solvers, each a node. Imports `adjoint` only.
+
+Methods carry their tolerances: `CG(rtol=1e-10)`, `Newton(rtol=1e-12, linear=LU())`. A failed solve is a status
+with a sentence, and by default an exception; its gradient is an error, never a number.
+"""
+
+from ._cg import CG as CG
+from ._linear_solve import linear_solve as linear_solve
+from ._lu import LU as LU
+from ._method import AbstractLinearMethod as AbstractLinearMethod
+from ._method import AbstractRootMethod as AbstractRootMethod
+from ._newton import Newton as Newton
+from ._root_find import root_find as root_find
+from ._solution import Solution as Solution

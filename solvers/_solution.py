@@ -1,0 +1,15 @@
+"""What a solve returns."""
+
+from typing import Any
+
+import equinox as eqx
+
+from ..adjoint import Status
+
+
+class Solution(eqx.Module):
+    """The result of a solve: `value`, `status` (a sentence) and `stats` (counts and residuals)."""
+
+    value: Any
+    status: Status
+    stats: dict[str, Any]
