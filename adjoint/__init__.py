@@ -19,9 +19,10 @@ from ._step import Step as Step
 from ._trace import as_parameters as as_parameters
 from ._trace import as_unknowns as as_unknowns
 from ._trace import differentiable as differentiable
-from ._trace import is_concrete as is_concrete
+from ._trace import known_value as known_value
 from ._trace import own as own
 from ._trace import partition as partition
 from ._trace import state_dtype as state_dtype
 from ._trace import trace as trace
+from ._trace import Traced as Traced
 from ._tolerance import resolve_tolerance as resolve_tolerance

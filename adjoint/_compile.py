@@ -25,7 +25,7 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _IGNORED = (types.ModuleType, types.BuiltinFunctionType, type)
 _JITTED: dict[Any, Any] = {}
 _KEYS: set["_Key"] = set()
-_FRESH: Counter[types.CodeType] = Counter()
+_FRESH: Counter[Any] = Counter()
 
 
 class _Key:
@@ -39,7 +39,8 @@ class _Key:
         leaves, tree = jax.tree.flatten(static)
         self.captured = [c for leaf in leaves for c in captures(leaf)]
         self.codes = [leaf.__code__ for leaf in leaves if isinstance(leaf, types.FunctionType)]
-        self._value = (tree, tuple(map(_token, leaves)), tuple(map(_token, self.captured)))
+        self.call = (tree, tuple(map(_token, leaves)))
+        self._value = (*self.call, tuple(map(_token, self.captured)))
 
     def __hash__(self) -> int:
         return hash(self._value)
@@ -124,12 +125,11 @@ def _warn_of_fresh_functions(key: _Key) -> None:
     if key in _KEYS:
         return
     _KEYS.add(key)
-    for code in key.codes:
-        _FRESH[code] += 1
-        if _FRESH[code] == FRESH_LIMIT:
-            message = (
-                f"`{code.co_qualname}` was compiled {FRESH_LIMIT} times because something that it captures, or an "
-                "option of the call, changed each time. Pass changing numbers through `params`, or put the whole "
-                "computation under `jax.jit`."
-            )
-            warnings.warn(message, stacklevel=4)
+    _FRESH[key.call] += 1
+    if _FRESH[key.call] == FRESH_LIMIT:
+        names = ", ".join(f"`{code.co_qualname}`" for code in key.codes)
+        message = (
+            f"{names} was compiled {FRESH_LIMIT} times, since something that it captures changed each time. Pass "
+            "changing numbers through `params`, or put the whole computation under `jax.jit`."
+        )
+        warnings.warn(message, stacklevel=4)

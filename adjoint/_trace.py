@@ -42,9 +42,11 @@ def differentiable(x: Any) -> bool:
     return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
 
 
-def is_concrete(x: Any) -> bool:
-    """Whether the value of `x` is known now; true of the primal of an eager derivative."""
-    return not isinstance(jax.lax.stop_gradient(x), jax.core.Tracer)
+def known_value(x: Any) -> Any:
+    """The value of `x` if it is known now (the primal value under an eager derivative), else None."""
+    if isinstance(x, jax.core.Tracer):
+        x = jax.lax.stop_gradient(x)
+    return None if isinstance(x, jax.core.Tracer) else x
 
 
 def own(x: Any) -> Any:
@@ -55,7 +57,7 @@ def own(x: Any) -> Any:
     """
     if isinstance(x, np.ndarray | np.generic):
         return jnp.array(x)
-    if isinstance(x, jax.core.Tracer) and is_concrete(x) and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+    if isinstance(x, jax.core.Tracer) and known_value(x) is not None and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return jnp.array(x, copy=True)
     return x
 

@@ -33,12 +33,13 @@ class Rollout:
     `step(consts, carry, x) -> (carry, ys)` works on flat lists and closes over no arrays. `num_rows` is the number
     of rows of the outputs: n, or fewer where `rows` selects the steps whose outputs are kept.
     `pullback(consts, carry, x, carry_next, carry_bar, ys_bar) -> bars of (consts, carry, x)` replaces the
-    derivative of `step` in first-order reverse mode; entries without derivatives are None.
+    derivative of `step` in first-order reverse mode; entries without derivatives are None. `snapshots` of None
+    stores the residuals of every step, as JAX's own scan does.
     """
 
     step: StepFn
     length: int
-    snapshots: int
+    snapshots: int | None
     reverse: bool = False
     num_rows: int | None = None
     pullback: PullbackFn | None = None
@@ -46,8 +47,34 @@ class Rollout:
     def __call__(self, consts: Arrays, init: Arrays, xs: Arrays, rows: Any = None) -> tuple[Arrays, Arrays]:
         """Run the steps; `rows[i]` is the output row of step i, `num_rows` for none."""
         consts, init, xs = jax.tree.map(jnp.asarray, (list(consts), list(init), list(xs)))
+        if self.snapshots is None or jax.config.jax_disable_jit:
+            return _store_all(self, consts, init, xs, rows)
         carry, ys, _ = _node(self, keep=False)(consts, init, xs, rows)
         return carry, ys
+
+
+def _store_all(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> tuple[Arrays, Arrays]:
+    """JAX's scan and its derivatives; selected outputs go to a buffer, so that a plain run keeps no others."""
+    if rows is None:
+
+        def body(carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+            return rollout.step(consts, carry, x)
+
+        return lax.scan(body, init, xs, length=rollout.length, reverse=rollout.reverse)
+
+    def body_with_rows(state: tuple[Arrays, Arrays], x: tuple[Arrays, Any]) -> tuple[Any, None]:
+        carry, y = rollout.step(consts, state[0], x[0])
+        return (carry, store(state[1], y, x[1])), None
+
+    start = (init, _output_buffers(rollout, consts, init, xs, rows))
+    (carry, ys), _ = lax.scan(body_with_rows, start, (xs, rows), length=rollout.length, reverse=rollout.reverse)
+    return carry, [y[:-1] for y in ys]
+
+
+def _output_buffers(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Arrays:
+    avals = jax.eval_shape(lambda *a: rollout.step(*a)[1], consts, init, [x[0] for x in xs])
+    num = rollout.length if rows is None else rollout.num_rows + 1
+    return [jnp.zeros((num, *a.shape), a.dtype) for a in avals]
 
 
 def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, Arrays]]:
@@ -93,9 +120,7 @@ def _run(rollout: Rollout, keep: bool, consts: Arrays, init: Arrays, xs: Arrays,
         carry, y = rollout.step(consts, carry, load(xs, n - 1 - i if rollout.reverse else i))
         return carry, store(ys, y, _row(rollout, rows, i))
 
-    avals = jax.eval_shape(lambda *a: rollout.step(*a)[1], consts, init, [x[0] for x in xs])
-    num = n if rows is None else rollout.num_rows + 1
-    ys = [jnp.zeros((num, *a.shape), a.dtype) for a in avals]
+    ys = _output_buffers(rollout, consts, init, xs, rows)
     if keep:
         carry, ys, slots = sweep_forward(make_plan(n, rollout.snapshots), advance, init, ys)
     else:

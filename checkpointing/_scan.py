@@ -9,8 +9,9 @@ from jax import lax
 
 from ..adjoint import own
 from ._binomial import binomial
-from ._residual_bytes import STORE_ALL_BYTES, residual_bytes
+from ._residual_bytes import residual_bytes
 from ._rollout import Rollout
+from ._snapshots import resolve_snapshots
 
 
 def scan(
@@ -107,28 +108,6 @@ def _rollout_of(params: dict[str, Any], checkpoint: int | binomial | None) -> An
         return [*carry, *ys]
 
     return run
-
-
-def resolve_snapshots(n: int, checkpoint: int | binomial | None, step_bytes: Callable[[], int]) -> int | None:
-    """The number of snapshots for n steps; None to store everything.
-
-    `step_bytes()` is the residual of one step in bytes, asked for only where it decides.
-    """
-    if isinstance(checkpoint, binomial):
-        if checkpoint.n != n:
-            message = f"`checkpoint` must be a schedule of the loop's {n} steps, got {checkpoint}. Use binomial({n}, ...)."
-            raise ValueError(message)
-        return checkpoint.snapshots
-    if checkpoint is not None:
-        if isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1:
-            message = (
-                f"`checkpoint` must be a number of snapshots of at least 1, a schedule, or None; got {checkpoint!r}."
-            )
-            raise ValueError(message)
-        return checkpoint if n > 0 else None
-    if n * step_bytes() <= STORE_ALL_BYTES:
-        return None
-    return max(1, round((2 * n) ** 0.5))
 
 
 def _store_all(equation: Any) -> Any:
