@@ -17,9 +17,7 @@ Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
 LinearSolve = Callable[[Callable[[Any], Any], Any], tuple[Any, jax.Array]]
 
 
-def implicit_root(
-    residual: Residual, solve: Solve, linear_solve: LinearSolve, adjoint_solve: LinearSolve | None = None
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+class implicit_root:  # noqa: N801 (a transformation of functions, named like `jax.custom_jvp`)
     """Turn a root solver into a node `(guess, params) -> (u, aux)` whose derivative never looks inside it.
 
     Choose it to give your own iteration (a fixed point, a nonlinear solver from elsewhere) exact derivatives;
@@ -41,12 +39,11 @@ def implicit_root(
     adjoint_solve
         The same for F_uᵀ; `linear_solve` where it is not given.
 
-    Returns
-    -------
-    node
-        `node(guess, params) -> (u, (converged, aux))`. The derivative with respect to `guess` is zero. Where
-        `converged` is false, or a linear solve of the derivative misses its tolerance, tangents and cotangents
-        are NaN: the theorem holds at a root only.
+    Notes
+    -----
+    The node is called as `node(guess, params) -> (u, (converged, aux))`. The derivative with respect to `guess` is
+    zero. Where `converged` is false, or a linear solve of the derivative misses its tolerance, tangents and
+    cotangents are NaN: the theorem holds at a root only.
 
     References
     ----------
@@ -67,17 +64,43 @@ def implicit_root(
     0.25
     """
 
-    def node(guess: Any, params: Any) -> tuple[Any, Any]:
-        guess = jax.tree.map(jnp.asarray, guess)
-        params = jax.tree.map(jnp.asarray, params)
+    def __init__(
+        self,
+        residual: Residual,
+        solve: Solve,
+        linear_solve: LinearSolve,
+        adjoint_solve: LinearSolve | None = None,
+    ):
+        self._residual, self._solve = residual, solve
+        self._linear_solve, self._adjoint_solve = linear_solve, adjoint_solve or linear_solve
+
+    def __call__(self, guess: Any, params: Any) -> tuple[Any, Any]:
+        """Solve, and return the root with `(converged, aux)`."""
+        guess, params = jax.tree.map(jnp.asarray, (guess, params))
         if jax.config.jax_disable_jit:
-            return _define_by_run(residual, solve, guess, params)
-        problem = _Problem(guess, params, residual, solve, linear_solve, adjoint_solve or linear_solve)
-        theta = [*problem.traced.consts, *jax.tree.leaves(params)]
-        u, converged, aux = problem.root(jax.tree.leaves(guess), theta)
+            return _define_by_run(self._residual, self._solve, guess, params)
+        problem = self._problem(guess, params)
+        u, converged, aux = problem.root(jax.tree.leaves(guess), problem.theta(params))
         return jax.tree.unflatten(problem.structure, u), (converged, aux)
 
-    return node
+    def pullback(self, u: Any, params: Any, cotangent: Any) -> Any:
+        """Return p̄ = -F_pᵀ F_u⁻ᵀ ū at a root `u` that is known already: nothing is solved again but F_uᵀ.
+
+        For the residual's captured arrays no cotangent is returned: pass what is to be differentiated in `params`.
+        Leaves of `params` without derivatives get None.
+        """
+        problem = self._problem(u, params)
+        theta = problem.theta(params)
+        first = problem.num_consts
+        active = [i for i in range(first, len(theta)) if differentiable(theta[i])]
+        linearisation = _Linearisation(problem, len(jax.tree.leaves(u)), active)
+        residuals = [jnp.array(True), *jax.tree.leaves(u), *theta]
+        bars = dict(zip(active, linearisation.cotangent(residuals, jax.tree.leaves(cotangent)), strict=True))
+        leaves = [bars.get(i) for i in range(first, len(theta))]
+        return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+    def _problem(self, guess: Any, params: Any) -> "_Problem":
+        return _Problem(guess, params, self._residual, self._solve, self._linear_solve, self._adjoint_solve)
 
 
 class _Problem:
@@ -113,6 +136,10 @@ class _Problem:
             )
             raise ValueError(message)
 
+    def theta(self, params: Any) -> list[Any]:
+        """Captured constants, then parameters."""
+        return [*self.traced.consts, *jax.tree.leaves(params)]
+
     def flat_residual(self, u: Sequence[Any], theta: Sequence[Any]) -> list[Any]:
         consts, params = theta[: self.num_consts], theta[self.num_consts :]
         out = self.traced.evaluate(consts, [*u, *params])
@@ -135,11 +162,6 @@ class _Problem:
             linearisation.tangent, linearisation.cotangent, residuals, [dots[i] for i in active], "root"
         )
         return (u, converged, aux), (u_dot, *jax.tree.map(_no_tangent, (converged, aux)))
-
-    def pullback(self, u: Sequence[Any], theta: Sequence[Any], active: list[int], cotangent: Sequence[Any]) -> Any:
-        """`-F_thetaᵀ F_u⁻ᵀ ū` at a root `u` that is already known: no solve of F = 0 is repeated."""
-        linearisation = _Linearisation(self, len(u), active)
-        return linearisation.cotangent([jnp.array(True), *u, *theta], cotangent)
 
 
 def _no_tangent(x: Any) -> Any:
@@ -207,11 +229,6 @@ class _Linearisation:
         f, at = self._of_theta(u, theta)
         theta_bar = jax.vjp(f, *at)[1]([-x for x in w])
         return poison(list(theta_bar), jnp.logical_not(converged))
-
-
-def differentiable_leaves(leaves: Sequence[Any]) -> list[int]:
-    """Positions of the leaves that carry derivatives."""
-    return [i for i, x in enumerate(leaves) if differentiable(x)]
 
 
 def _define_by_run(residual: Residual, solve: Solve, guess: Any, params: Any) -> tuple[Any, Any]:

@@ -33,13 +33,13 @@ class Rollout:
     `step(consts, carry, x) -> (carry, ys)` works on flat lists and closes over no arrays. `num_rows` is the number
     of rows of the outputs: n, or fewer where `rows` selects the steps whose outputs are kept.
     `pullback(consts, carry, x, carry_next, carry_bar, ys_bar) -> bars of (consts, carry, x)` replaces the
-    derivative of `step` in first-order reverse mode; entries without derivatives are None. `snapshots` of None
-    stores the residuals of every step, as JAX's own scan does.
+    derivative of `step` in first-order reverse mode, with bars for all floating-point entries in full-length lists
+    (None elsewhere): a step whose adjoint follows from its two end states is then not evaluated again.
     """
 
     step: StepFn
     length: int
-    snapshots: int | None
+    snapshots: int
     reverse: bool = False
     num_rows: int | None = None
     pullback: PullbackFn | None = None
@@ -47,28 +47,20 @@ class Rollout:
     def __call__(self, consts: Arrays, init: Arrays, xs: Arrays, rows: Any = None) -> tuple[Arrays, Arrays]:
         """Run the steps; `rows[i]` is the output row of step i, `num_rows` for none."""
         consts, init, xs = jax.tree.map(jnp.asarray, (list(consts), list(init), list(xs)))
-        if self.snapshots is None or jax.config.jax_disable_jit:
-            return _store_all(self, consts, init, xs, rows)
+        if jax.config.jax_disable_jit:
+            return _define_by_run(self, consts, init, xs, rows)
         carry, ys, _ = _node(self, keep=False)(consts, init, xs, rows)
         return carry, ys
 
 
-def _store_all(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> tuple[Arrays, Arrays]:
-    """JAX's scan and its derivatives; selected outputs go to a buffer, so that a plain run keeps no others."""
-    if rows is None:
-
-        def body(carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
-            return rollout.step(consts, carry, x)
-
-        return lax.scan(body, init, xs, length=rollout.length, reverse=rollout.reverse)
-
-    def body_with_rows(state: tuple[Arrays, Arrays], x: tuple[Arrays, Any]) -> tuple[Any, None]:
-        carry, y = rollout.step(consts, state[0], x[0])
-        return (carry, store(state[1], y, x[1])), None
-
-    start = (init, _output_buffers(rollout, consts, init, xs, rows))
-    (carry, ys), _ = lax.scan(body_with_rows, start, (xs, rows), length=rollout.length, reverse=rollout.reverse)
-    return carry, [y[:-1] for y in ys]
+def _define_by_run(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Any:
+    """Under `jax.disable_jit()`, a plain Python loop on JAX's own derivatives: the user's function sees numbers."""
+    ys = _output_buffers(rollout, consts, init, xs, rows)
+    carry = init
+    for i in range(rollout.length):
+        carry, y = rollout.step(consts, carry, load(xs, rollout.length - 1 - i if rollout.reverse else i))
+        ys = store(ys, y, _row(rollout, rows, i))
+    return carry, ys if rows is None else [y[:-1] for y in ys]
 
 
 def _output_buffers(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Arrays:
@@ -86,9 +78,10 @@ def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, A
     def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
         consts, init, xs, rows = primals
         carry, ys, slots = _node(rollout, keep=True)(*primals)
-        slots = [lax.stop_gradient(x) if differentiable(x) else x for x in slots]
+        slots = jax.tree.map(_stopped, slots)
         active = _Active.of(tangents[0], init, tangents[2])
-        residuals = _Residuals(consts, init, xs, rows, slots)
+        end = [] if rollout.pullback is None else jax.tree.map(_stopped, carry)
+        residuals = _Residuals(consts, init, xs, rows, slots, end)
         dots = [*active.pick(tangents[0], None, tangents[2]), *_instantiated(tangents[1])]
         out = linear_node(
             lambda r, z: _tangent(rollout, active, residuals.rebuild(r), z),
@@ -133,6 +126,10 @@ def _row(rollout: Rollout, rows: Any, i: Any) -> Any:
     if rows is not None:
         return rows[i]
     return rollout.length - 1 - i if rollout.reverse else i
+
+
+def _stopped(x: Any) -> Any:
+    return lax.stop_gradient(x) if differentiable(x) else x
 
 
 def _float0(x: Any) -> Any:
@@ -321,9 +318,10 @@ def _differentiable_positions(values: Sequence[Any]) -> tuple[int, ...]:
 def _cotangent(rollout: Rollout, active: _Active, residuals: Any, bars: Arrays) -> Arrays:
     """The reverse sweep: cotangents of the active constants, per-step data, and the initial state."""
     consts, init, xs, rows = residuals[:4]
-    slots = residuals[4] if len(residuals) > 4 else []
-    if not slots:
-        slots = _node(rollout, keep=True)(consts, init, xs, rows)[2]
+    if len(residuals) > 4:
+        slots, end = residuals[4:]
+    else:
+        end, _, slots = _node(rollout, keep=True)(consts, init, xs, rows)
     n, plan = rollout.length, make_plan(rollout.length, rollout.snapshots)
     count = len(active.carry)
     carry_bar, ys_bar = list(bars[:count]), list(bars[count:])
@@ -346,7 +344,9 @@ def _cotangent(rollout: Rollout, active: _Active, residuals: Any, bars: Arrays) 
         carry_bar,
         [jnp.zeros_like(xs[i]) for i in active.xs],
     )
-    consts_bar, carry_bar, xs_bar = sweep_reverse(plan, advance, pullback, slots, start, None)
+    consts_bar, carry_bar, xs_bar = sweep_reverse(
+        plan, advance, pullback, slots, start, None if rollout.pullback is None else end
+    )
     return [*consts_bar, *xs_bar, *carry_bar]
 
 

@@ -4,17 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from ._binomial import binomial
-from ._residual_bytes import STORE_ALL_BYTES, residual_bytes
+from ._residual_bytes import STORE_ALL_BYTES
 from ._rollout import Rollout
 
 
 def resolve_snapshots(n: int, checkpoint: int | binomial | None, step_bytes: Callable[[], int]) -> int | None:
     """The number of snapshots for n steps; None to store everything.
 
-    `step_bytes()` is the residual of one step in bytes, asked for only where it decides.
+    `step_bytes()` is what storing everything keeps of one step, asked for only where it decides.
     """
     if isinstance(checkpoint, binomial):
         if checkpoint.n != n:
@@ -33,17 +31,13 @@ def resolve_snapshots(n: int, checkpoint: int | binomial | None, step_bytes: Cal
     return max(1, round((2 * n) ** 0.5))
 
 
-def resolve_rollout(
-    rollout: Rollout, checkpoint: int | binomial | None, consts: list[Any], init: list[Any], xs: list[Any]
-) -> Rollout:
-    """The rollout with its number of snapshots set from `checkpoint`."""
+def resolve_rollout(rollout: Rollout, checkpoint: int | binomial | None, init: list[Any]) -> Rollout:
+    """The rollout with its number of snapshots set from `checkpoint`.
 
-    def step_bytes() -> int:
-        if jax.config.jax_disable_jit:
-            return 0
-        flat, tree = jax.tree.flatten((consts, init, [x[0] for x in xs]))
-        step = jax.make_jaxpr(lambda *flat: rollout.step(*jax.tree.unflatten(tree, flat)))(*flat)
-        return residual_bytes(step)
-
-    snapshots = resolve_snapshots(rollout.length, checkpoint, step_bytes)
-    return dataclasses.replace(rollout, snapshots=snapshots)
+    With nothing said every state is stored while they fit 256 MB. A state is all that a reverse sweep over a rollout
+    keeps of a step (not the step's residuals), so this costs one more evaluation a step than storing residuals would;
+    measured on twelve-stage steps it is faster all the same, since recomputing beats reading residuals back.
+    """
+    state_bytes = sum(x.size * x.dtype.itemsize for x in init)
+    snapshots = resolve_snapshots(rollout.length, checkpoint, lambda: state_bytes)
+    return dataclasses.replace(rollout, snapshots=snapshots or rollout.length)

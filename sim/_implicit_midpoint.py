@@ -1,5 +1,6 @@
 """The implicit midpoint rule."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -35,6 +36,7 @@ class ImplicitMidpoint(AbstractMethod):
     order: ClassVar[int] = 2
     stages: ClassVar[int] = 1
     solves: ClassVar[bool] = True
+    has_pullback: ClassVar[bool] = True
 
     def resolve(self, dtype: jnp.dtype) -> "ImplicitMidpoint":
         """Fill in the tolerances of the root solver."""
@@ -43,10 +45,21 @@ class ImplicitMidpoint(AbstractMethod):
     def step(self, field: Field, t: jax.Array, dt: jax.Array, y: Any, memory: Any) -> StepResult:
         """Solve for the next state, starting from an explicit Euler step."""
         del memory
+        guess = add_scaled(y, dt, field.rate(t, y))
+        y_next, (_, (status, iterations)) = self._node(lambda _: field)(guess, (y, t, dt, ()))
+        return StepResult(y_next, (), status, iterations)
 
-        def residual(y_next: Any, y: Any) -> Any:
+    def pullback(
+        self, fill: Callable[[Any], Field], fields: Any, t: jax.Array, dt: jax.Array, y: Any, y_next: Any, y_bar: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """One transposed solve at the two end states; the step itself is not solved again."""
+        return self._node(fill).pullback(y_next, (y, t, dt, fields), y_bar)
+
+    def _node(self, fill: Callable[[Any], Field]) -> implicit_root:
+        def residual(y_next: Any, params: Any) -> Any:
+            y, t, dt, fields = params
             middle = jax.tree.map(lambda a, b: (a + b) / 2, y, y_next)
-            end = add_scaled(y, dt, field.rate(t + dt / 2, middle))
+            end = add_scaled(y, dt, fill(fields).rate(t + dt / 2, middle))
             return jax.tree.map(jnp.subtract, y_next, end)
 
         def solve(f: Any, guess: Any) -> Any:
@@ -57,8 +70,4 @@ class ImplicitMidpoint(AbstractMethod):
             outcome = self.root.linear.solve(matvec, b, b)
             return outcome.value, ~failed(outcome.status)
 
-        guess = add_scaled(y, dt, field.rate(t, y))
-        y_next, (_, (status, iterations)) = implicit_root(residual, solve, linear_solve)(guess, y)
-        return StepResult(y_next, (), status, iterations)
-
-
+        return implicit_root(residual, solve, linear_solve)

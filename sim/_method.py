@@ -39,6 +39,7 @@ class AbstractMethod(eqx.Module):
     stages: eqx.AbstractClassVar[int]
     needs_acceleration: ClassVar[bool] = False
     solves: ClassVar[bool] = False
+    has_pullback: ClassVar[bool] = False
 
     def resolve(self, dtype: jnp.dtype) -> "AbstractMethod":
         """The method with the tolerances that it uses in `dtype`."""
@@ -53,6 +54,16 @@ class AbstractMethod(eqx.Module):
     @abc.abstractmethod
     def step(self, field: Field, t: jax.Array, dt: jax.Array, y: Any, memory: Any) -> StepResult:
         """Advance from t to t + dt."""
+
+
+    def pullback(
+        self, fill: Callable[[Any], Field], fields: Any, t: jax.Array, dt: jax.Array, y: Any, y_next: Any, y_bar: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """Cotangents of (y, t, dt, fields) from those of the next state, for methods with `has_pullback`.
+
+        `fill(fields)` gives the equations; `y_next` is what `step` returned, and is not computed again.
+        """
+        raise NotImplementedError
 
 
 def explicit_result(y: Any, memory: Any = ()) -> StepResult:

@@ -21,9 +21,10 @@ from ..adjoint import (
     state_dtype,
 )
 from ..checkpointing import Rollout, binomial, resolve_rollout
-from ._field import TracedField, trace_field
-from ._grid import Grid, make_grid, make_saves, step_times
+from ._field import trace_field
+from ._grid import Grid, make_grid, make_saves
 from ._method import AbstractMethod
+from ._stepper import Stepper, clock_of
 from ._systems import ODE, SecondOrder
 from ._trajectory import Trajectory
 
@@ -168,17 +169,16 @@ def _simulate(
 ) -> Any:
     grid = Grid(n, *clock)
     field = trace_field(system, method, grid.t0, y0, params)
-    stepper = _Stepper(method, field, grid, y0, saving=num_rows > 0)
+    stepper = Stepper(method, field, grid, y0, saving=num_rows > 0)
     consts = [*field.consts, *field.leaves, *clock]
-    carry = stepper.pack(y0, method.begin(field.fill(), _clock_of(grid.t0, y0), y0), stepper.fresh_report())
+    carry = stepper.pack(y0, method.begin(field.fill(), clock_of(grid.t0, y0), y0), stepper.fresh_report())
     ys: list[Any] = []
     if n > 0:
         rows = jnp.asarray(saves[2]) if num_rows else None
-        xs = [jnp.arange(n, dtype=jnp.int32)]
-        rollout = resolve_rollout(
-            Rollout(stepper.advance, n, 1, num_rows=num_rows), checkpoint, consts, carry, xs
-        )
-        carry, ys = rollout(consts, carry, xs, rows)
+        pullback = stepper.rollout_pullback if method.has_pullback else None
+        rollout = Rollout(stepper.rollout_step, n, 1, num_rows=num_rows, pullback=pullback)
+        rollout = resolve_rollout(rollout, checkpoint, carry)
+        carry, ys = rollout(consts, carry, [jnp.arange(n, dtype=jnp.int32)], rows)
     y_final, _, (status, iterations) = stepper.unpack(carry)
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(y_final)] + [True]))
     status = Status.where(failed(status) | finite, status, Status.nonfinite)
@@ -191,7 +191,7 @@ def _simulate(
     return t, y, t_final, y_final, status, iterations
 
 
-def _saved(stepper: "_Stepper", grid: Grid, y0: Any, rows: Any, saves: Any, between: bool) -> Any:
+def _saved(stepper: Stepper, grid: Grid, y0: Any, rows: Any, saves: Any, between: bool) -> Any:
     """States at the save times, from the rows of grid points."""
     times, steps, _, row_of_save = saves
 
@@ -208,45 +208,6 @@ def _saved(stepper: "_Stepper", grid: Grid, y0: Any, rows: Any, saves: Any, betw
     return jax.vmap(stepper.partial)(starts, times - starts, y)
 
 
-def _clock_of(t: Any, y: Any) -> jax.Array:
+def clock_of(t: Any, y: Any) -> jax.Array:
     """Time in the state's own precision."""
     return jnp.asarray(t).astype(jnp.finfo(state_dtype(y)).dtype)
-
-
-class _Stepper:
-    """Steps of a method on flat lists, as a rollout wants them."""
-
-    def __init__(self, method: AbstractMethod, field: TracedField, grid: Grid, y0: Any, saving: bool):
-        self.method, self.field, self.n, self.saving = method, field, grid.n, saving
-        memory = jax.eval_shape(lambda: method.begin(field.fill(), _clock_of(grid.t0, y0), y0))
-        self.tree = jax.tree.structure((y0, memory, self.fresh_report() if method.solves else ()))
-
-    def fresh_report(self) -> tuple[Status, Any]:
-        return Status.converged, jnp.zeros((), jnp.int32)
-
-    def pack(self, y: Any, memory: Any, report: Any) -> list[Any]:
-        return jax.tree.leaves((y, memory, report if self.method.solves else ()))
-
-    def unpack(self, carry: Any) -> tuple[Any, Any, Any]:
-        y, memory, report = jax.tree.unflatten(self.tree, carry)
-        return y, memory, report if self.method.solves else self.fresh_report()
-
-    def advance(self, consts: Any, carry: Any, x: Any) -> tuple[list[Any], list[Any]]:
-        """Step i of the rollout; a failed stage is carried to the end, where it is reported."""
-        *inputs, t0, span, dt = consts
-        y, memory, (status, iterations) = self.unpack(carry)
-        t, h = step_times(Grid(self.n, t0, span, dt), x[0])
-        field = self.field.fill(inputs)
-        result = self.method.step(field, _clock_of(t, y), _clock_of(h, y), y, memory)
-        report = (
-            Status.where(failed(status), status, result.status),
-            iterations + jnp.asarray(result.iterations, jnp.int32),
-        )
-        return self.pack(result.y, result.memory, report), jax.tree.leaves(result.y) if self.saving else []
-
-    def partial(self, t: Any, h: Any, y: Any) -> Any:
-        """One shorter step from a grid point to a save time."""
-        field, t = self.field.fill(), _clock_of(t, y)
-        return self.method.step(field, t, _clock_of(h, y), y, self.method.begin(field, t, y)).y
-
-
