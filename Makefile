@@ -1,0 +1,41 @@
+# `make demo` and `make test` need Python >= 3.11 and make; all else is installed into .venv.
+VENV ?= .venv
+PYTHON ?= python3
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+
+.PHONY: demo test test-slow check format notebooks benchmark clean
+
+demo: $(STAMP)
+	$(RUN) notebooks/run.py weigh_the_planets
+
+test: $(STAMP)
+	$(RUN) -m pytest -q -m "not slow"
+
+test-slow: $(STAMP)
+	$(RUN) -m pytest -q -m slow
+
+check: $(STAMP)
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m basedpyright --level error
+
+format: $(STAMP)
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+notebooks: $(STAMP)
+	$(RUN) notebooks/build.py weigh_the_planets
+
+benchmark: $(STAMP)
+	$(RUN) benchmarks/pullback.py
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'tapeless needs Python >= 3.11, got ' + sys.version)"
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --editable ".[test]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info
