@@ -2,11 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
-STAMP := $(VENV)/installed
+STAMP := $(VENV)/installed-test
 
 .PHONY: demo test test-slow check format notebooks benchmark clean
 
-demo: $(STAMP)
+demo: $(VENV)/installed
 	$(RUN) notebooks/run.py weigh_the_planets
 
 test: $(STAMP)
@@ -30,12 +30,16 @@ notebooks: $(STAMP)
 benchmark: $(STAMP)
 	$(RUN) benchmarks/pullback.py
 
-$(STAMP): pyproject.toml
-	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'tapeless needs Python >= 3.11, got ' + sys.version)"
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'tapeless needs Python >= 3.11')"
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --editable .
+	touch $@
+
+$(STAMP): $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable ".[test]"
-	touch $(STAMP)
+	touch $@
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

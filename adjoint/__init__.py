@@ -8,6 +8,9 @@ from ._check import check_gradient as check_gradient
 from ._check import GradientReport as GradientReport
 from ._compile import call_compiled as call_compiled
 from ._guard import guard_tangents as guard_tangents
+from ._loops import fori_loop as fori_loop
+from ._loops import vary_together as vary_together
+from ._loops import while_loop as while_loop
 from ._node import linear_node as linear_node
 from ._root import implicit_root as implicit_root
 from ._status import failed as failed
@@ -24,5 +27,7 @@ from ._trace import own as own
 from ._trace import partition as partition
 from ._trace import state_dtype as state_dtype
 from ._trace import trace as trace
+from ._trace import trace_unknown as trace_unknown
+from ._trace import zero_tangent as zero_tangent
 from ._trace import Traced as Traced
 from ._tolerance import resolve_tolerance as resolve_tolerance

@@ -6,7 +6,8 @@ cotangents
 
 - raise `SolveError` when the failure is known while tracing (an eager gradient),
 - raise at run time inside a compiled gradient,
-- are NaN for the failed lanes only under `vmap`, where raising would take the good lanes along.
+- are NaN for the failed lanes only under `vmap` (and for the failed devices inside `shard_map`), where raising
+  would take the good lanes along.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from ._status import SolveError, Status, failed, sentence
+from ._status import SolveError, Status, failed, fail_at_run_time, poison, sentence
 
 guard_p = jex.Primitive("guard")
 
 _SENTENCE = "a derivative was asked for at a point where the solve failed; it would be wrong. "
-
-
-def poison(values: Any, bad: jax.Array) -> Any:
-    """Replace floating-point leaves by NaN where `bad` (a scalar truth value) holds."""
-    return jax.tree.map(lambda x: jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x), values)
 
 
 def guard(value: jax.Array, bad: jax.Array, message: str) -> jax.Array:
@@ -40,7 +36,7 @@ def guard(value: jax.Array, bad: jax.Array, message: str) -> jax.Array:
 
 
 def _lowered(bad: jax.Array, value: jax.Array, *, message: str) -> jax.Array:
-    return eqx.error_if(value, bad, message)
+    return fail_at_run_time(value, bad, message)
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, message: str) -> tuple[jax.Array, int]:

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
-from ._guard import poison
+from ._status import poison
+from ._linear_system import LinearSystem
 from ._node import linear_node
-from ._trace import Traced, differentiable, trace
+from ._trace import differentiable, trace_unknown, zero_tangent
 
 Residual = Callable[[Any, Any], Any]
 Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
@@ -80,7 +82,7 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
         if jax.config.jax_disable_jit:
             return _define_by_run(self._residual, self._solve, guess, params)
         problem = self._problem(guess, params)
-        u, converged, aux = problem.root(jax.tree.leaves(guess), problem.theta(params))
+        u, converged, aux = problem.root(jax.tree.leaves(problem.guess), problem.theta(params))
         return jax.tree.unflatten(problem.structure, u), (converged, aux)
 
     def pullback(self, u: Any, params: Any, cotangent: Any) -> Any:
@@ -116,7 +118,7 @@ class _Problem:
         adjoint_solve: LinearSolve,
     ):
         self.structure = jax.tree.structure(guess)
-        self.traced: Traced = trace(residual, guess, params)
+        self.traced, self.guess = trace_unknown(residual, guess, params)
         self.num_consts = len(self.traced.consts)
         self._check(guess)
         self.solve, self.linear_solve, self.adjoint_solve = solve, linear_solve, adjoint_solve
@@ -155,20 +157,13 @@ class _Problem:
     def _tangent(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         u, converged, aux = self.root(*primals)
         theta, dots = primals[1], tangents[1]
-        active = [i for i, t in enumerate(dots) if not isinstance(t, jax.custom_derivatives.SymbolicZero)]
+        active = [i for i, t in enumerate(dots) if not isinstance(t, SymbolicZero)]
         residuals = [converged, *u, *theta]
         linearisation = _Linearisation(self, len(u), active)
         u_dot = linear_node(
             linearisation.tangent, linearisation.cotangent, residuals, [dots[i] for i in active], "root"
         )
-        return (u, converged, aux), (u_dot, *jax.tree.map(_no_tangent, (converged, aux)))
-
-
-def _no_tangent(x: Any) -> Any:
-    dtype = jax.typeof(x).dtype
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return jnp.zeros(jnp.shape(x), jax.dtypes.float0)
+        return (u, converged, aux), (u_dot, *jax.tree.map(zero_tangent, (converged, aux)))
 
 
 class _Linearisation:
@@ -189,43 +184,42 @@ class _Linearisation:
 
         return f, [theta[i] for i in self.active]
 
-    def _solve(self, u: list[Any], theta: list[Any], b: list[Any], transposed: bool) -> list[Any]:
-        """F_u x = b or F_uᵀ x = b as a solve that JAX can differentiate again."""
-        structure, problem = self.problem.structure, self.problem
+    def _system(self) -> LinearSystem:
+        """F_u at the root; its residuals are (u, theta)."""
+        problem, size = self.problem, self.size
 
-        def jacobian(v: list[Any]) -> list[Any]:
-            return jax.jvp(lambda u: problem.flat_residual(u, theta), [u], [v])[1]
+        def jacobian(r: Sequence[Any], v: list[Any]) -> list[Any]:
+            return jax.jvp(lambda u: problem.flat_residual(u, r[size:]), [list(r[:size])], [v])[1]
 
-        def adjoint(v: list[Any]) -> list[Any]:
-            return jax.vjp(lambda u: problem.flat_residual(u, theta), u)[1](v)[0]
+        def adjoint(r: Sequence[Any], v: list[Any]) -> list[Any]:
+            return jax.vjp(lambda u: problem.flat_residual(u, r[size:]), list(r[:size]))[1](v)[0]
 
-        def lift(method: LinearSolve) -> Callable[..., Any]:
-            def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, Any]:
-                def matvec_tree(v: Any) -> Any:
-                    return jax.tree.unflatten(structure, matvec(jax.tree.leaves(v)))
-
-                x, ok = method(matvec_tree, jax.tree.unflatten(structure, b))
-                return jax.tree.leaves(x), ok
-
-            return solve
-
-        forward, backward = lift(problem.linear_solve), lift(problem.adjoint_solve)
-        matvec, solve, transpose_solve = (
-            (adjoint, backward, forward) if transposed else (jacobian, forward, backward)
+        return LinearSystem(
+            jacobian, adjoint, self._on_lists(problem.linear_solve), self._on_lists(problem.adjoint_solve)
         )
-        x, ok = lax.custom_linear_solve(matvec, b, solve, transpose_solve, has_aux=True)
-        return poison(x, jnp.logical_not(ok))
+
+    def _on_lists(self, method: LinearSolve) -> Callable[..., Any]:
+        structure = self.problem.structure
+
+        def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, Any]:
+            def matvec_tree(v: Any) -> Any:
+                return jax.tree.unflatten(structure, matvec(jax.tree.leaves(v)))
+
+            x, ok = method(matvec_tree, jax.tree.unflatten(structure, b))
+            return jax.tree.leaves(x), ok
+
+        return solve
 
     def tangent(self, residuals: Sequence[Any], theta_dot: Sequence[Any]) -> list[Any]:
         converged, u, theta = self._split(residuals)
         f, at = self._of_theta(u, theta)
         f_dot = jax.jvp(f, at, list(theta_dot))[1]
-        u_dot = self._solve(u, theta, [-x for x in f_dot], transposed=False)
+        u_dot = self._system().solve([*u, *theta], [-x for x in f_dot])
         return poison(u_dot, jnp.logical_not(converged))
 
     def cotangent(self, residuals: Sequence[Any], u_bar: Sequence[Any]) -> list[Any]:
         converged, u, theta = self._split(residuals)
-        w = self._solve(u, theta, list(u_bar), transposed=True)
+        w = self._system().transposed().solve([*u, *theta], u_bar)
         f, at = self._of_theta(u, theta)
         theta_bar = jax.vjp(f, *at)[1]([-x for x in w])
         return poison(list(theta_bar), jnp.logical_not(converged))

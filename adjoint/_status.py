@@ -56,6 +56,18 @@ def sentence(status: Status) -> str:
     return text if bad.size <= 1 else f"{bad.size} of {codes.size} lanes failed. The first: {text}"
 
 
+def poison(values: Any, bad: jax.Array) -> Any:
+    """Replace floating-point leaves by NaN where `bad` (a scalar truth value) holds."""
+    return jax.tree.map(lambda x: jnp.where(bad, jnp.asarray(jnp.nan, x.dtype), x), values)
+
+
+def fail_at_run_time(value: Any, bad: jax.Array, message: str) -> Any:
+    """Raise `message` from a compiled program where `bad` holds; inside `shard_map`, poison the failed devices."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return poison(value, bad)
+    return eqx.error_if(value, bad, message)
+
+
 def raise_if_failed(value: Any, status: Status, what: str) -> Any:
     """Return `value`, or raise `SolveError` with the sentence of a failed `status`.
 
@@ -68,4 +80,6 @@ def raise_if_failed(value: Any, status: Status, what: str) -> Any:
             message = f"{what}: {sentence(status)}"
             raise SolveError(message)
         return value
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return poison(value, failed(status))
     return status.error_if(value, failed(status))

@@ -12,6 +12,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from ._loops import vary, varying_axes
 
 
 class Traced(NamedTuple):
@@ -37,9 +40,27 @@ def trace(fun: Callable[..., Any], *args: Any) -> Traced:
     return Traced(closed.jaxpr, list(closed.consts), jax.tree.structure(out), list(closed.out_avals))
 
 
+def trace_unknown(fun: Callable[..., Any], unknown: Any, *args: Any) -> tuple[Traced, Any]:
+    """Trace `fun(unknown, *args)`, whose result will take the place of `unknown`; return it with `unknown`.
+
+    Inside `shard_map`, an unknown that starts equal on all devices but whose equations differ is marked as varying.
+    """
+    traced = trace(fun, unknown, *args)
+    axes = varying_axes([unknown, *args, *traced.consts])
+    if axes == varying_axes(unknown):
+        return traced, unknown
+    unknown = jax.tree.map(lambda x: vary(x, axes), unknown)
+    return trace(fun, unknown, *args), unknown
+
+
 def differentiable(x: Any) -> bool:
     """Whether a leaf carries derivatives: floating point or complex."""
     return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
+
+
+def zero_tangent(x: Any) -> SymbolicZero:
+    """The tangent of a value that has none to speak of: a count, a status, a snapshot."""
+    return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
 def known_value(x: Any) -> Any:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..adjoint import differentiable, linear_node
+from ..adjoint import differentiable, fori_loop, linear_node, zero_tangent
 from ._sweep import Arrays, load, make_plan, store, sweep_forward, sweep_reverse
 
 StepFn = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Arrays, Arrays]]
@@ -94,8 +94,8 @@ def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, A
         result = (carry, ys, slots if keep else [])
         # Snapshots are a cache: what is computed from them is differentiated in z.
         result_dot = (
-            jax.tree.map(lambda x: next(dots_of) if differentiable(x) else _float0(x), (carry, ys)),
-            jax.tree.map(lambda x: jnp.zeros_like(x) if differentiable(x) else _float0(x), result[2]),
+            jax.tree.map(lambda x: next(dots_of) if differentiable(x) else zero_tangent(x), (carry, ys)),
+            jax.tree.map(zero_tangent, result[2]),
         )
         return result, (*result_dot[0], result_dot[1])
 
@@ -117,7 +117,7 @@ def _run(rollout: Rollout, keep: bool, consts: Arrays, init: Arrays, xs: Arrays,
     if keep:
         carry, ys, slots = sweep_forward(make_plan(n, rollout.snapshots), advance, init, ys)
     else:
-        carry, ys = lax.fori_loop(0, n, lambda i, c: advance(i, *c), (init, ys))
+        carry, ys = fori_loop(0, n, lambda i, c: advance(i, *c), (init, ys))
         slots = []
     return carry, ys if rows is None else [y[:-1] for y in ys], slots
 
@@ -130,10 +130,6 @@ def _row(rollout: Rollout, rows: Any, i: Any) -> Any:
 
 def _stopped(x: Any) -> Any:
     return lax.stop_gradient(x) if differentiable(x) else x
-
-
-def _float0(x: Any) -> Any:
-    return jnp.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def _instantiated(tangents: Sequence[Any]) -> Arrays:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..adjoint import fori_loop, while_loop
 from ._binomial import beta, first_advance, repetitions
 
 Arrays = list[Any]
@@ -71,10 +72,10 @@ def sweep_forward(plan: Plan, advance: Any, init: Arrays, ys: Arrays) -> tuple[A
     def segment(j: Any, state: Any) -> Any:
         carry, ys, slots = state
         slots = store(slots, carry, jnp.where(j == last, plan.s, j))
-        carry, ys = lax.fori_loop(starts[j], stops[j], lambda i, c: advance(i, *c), (carry, ys))
+        carry, ys = fori_loop(starts[j], stops[j], lambda i, c: advance(i, *c), (carry, ys))
         return carry, ys, slots
 
-    return lax.fori_loop(0, last + 1, segment, (init, ys, slots))
+    return fori_loop(0, last + 1, segment, (init, ys, slots))
 
 
 def sweep_reverse(plan: Plan, advance: Any, pullback: Any, slots: Arrays, bars: Any, x_end: Arrays | None) -> Any:
@@ -98,7 +99,7 @@ def sweep_reverse(plan: Plan, advance: Any, pullback: Any, slots: Arrays, bars: 
         return k - 1, top, positions, slots, None if x_next is None else x, bars
 
     start = (jnp.int32(plan.n - 1), jnp.int32(live), jnp.asarray(positions), slots, x_end, bars)
-    return lax.while_loop(lambda state: state[0] >= 0, reverse_one, start)[-1]
+    return while_loop(lambda state: state[0] >= 0, reverse_one, start)[-1]
 
 
 def _replay(
@@ -111,11 +112,11 @@ def _replay(
         slots = store(slots, x, top)
         positions = positions.at[top].set(position)
         stop = position + _split(plan, k + 1 - position, plan.s - top)
-        x = lax.fori_loop(position, stop, advance, x)
+        x = fori_loop(position, stop, advance, x)
         return x, stop, positions, slots, top + 1
 
     state = (x, positions[source], positions, slots, top)
-    x, _, positions, slots, top = lax.while_loop(lambda state: state[1] < k, part, state)
+    x, _, positions, slots, top = while_loop(lambda state: state[1] < k, part, state)
     return x, positions, slots, top
 
 

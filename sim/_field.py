@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
-from ..adjoint import Traced, partition, state_dtype, trace
+from ..adjoint import Traced, partition, state_dtype, trace_unknown
 from ._method import AbstractMethod, Field
 from ._systems import SecondOrder
 
@@ -30,7 +30,8 @@ class TracedField(NamedTuple):
             if self.traced is None:
                 return jax.tree.leaves(_call(self.system, self.params, *args))
             count = len(self.consts)
-            return self.traced.evaluate(inputs[:count], [*jax.tree.leaves(args), *inputs[count:]])
+            t, *state = args
+            return self.traced.evaluate(inputs[:count], [*jax.tree.leaves(state), t, *inputs[count:]])
 
         if isinstance(self.system, SecondOrder):
             return _second_order(evaluate)
@@ -55,8 +56,11 @@ def _call(system: Any, params: Any, *args: Any) -> Any:
     return system.acceleration(*args, params) if isinstance(system, SecondOrder) else system.rate(*args, params)
 
 
-def trace_field(system: Any, method: AbstractMethod, t0: Any, y0: Any, params: Any) -> TracedField:
-    """Trace the system at the initial state (abstractly: it is not evaluated there) and check what it returns."""
+def trace_field(system: Any, method: AbstractMethod, t0: Any, y0: Any, params: Any) -> tuple[TracedField, Any]:
+    """Trace the system at the initial state (abstractly: it is not evaluated there) and check what it returns.
+
+    The initial state is returned too: inside `shard_map` it may have to be marked as varying.
+    """
     numbers, static = partition(params)
     second = isinstance(system, SecondOrder)
     if method.needs_acceleration and not second:
@@ -68,17 +72,17 @@ def trace_field(system: Any, method: AbstractMethod, t0: Any, y0: Any, params: A
     t = jnp.asarray(t0).astype(jnp.finfo(state_dtype(y0)).dtype)
     state = tuple(y0) if second else (y0,)
     if jax.config.jax_disable_jit:
-        return TracedField(None, system, params, [], [])
+        return TracedField(None, system, params, [], []), y0
 
-    def of_numbers(*args: Any) -> Any:
-        *state, numbers = args
-        return _call(system, eqx.combine(numbers, static), *state)
+    def of_numbers(state: Any, t: Any, numbers: Any) -> Any:
+        return _call(system, eqx.combine(numbers, static), t, *state)
 
-    traced = trace(of_numbers, t, *state, numbers)
+    traced, state = trace_unknown(of_numbers, state, t, numbers)
     _check_result("acceleration" if second else "rate", state[0], traced)
     if method.needs_acceleration:
         _check_velocity_unused(type(method).__name__, traced, state)
-    return TracedField(traced, system, params, traced.consts, jax.tree.leaves(numbers))
+    y0 = jax.tree.unflatten(jax.tree.structure(y0), jax.tree.leaves(state))
+    return TracedField(traced, system, params, traced.consts, jax.tree.leaves(numbers)), y0
 
 
 def _check_result(name: str, y: Any, traced: Traced) -> None:
@@ -112,7 +116,7 @@ def _check_velocity_unused(method: str, traced: Traced, state: Any) -> None:
     jaxpr = traced.jaxpr
     used = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
     size = len(jax.tree.leaves(state[0]))
-    if any(used[1 + size : 1 + 2 * size]):
+    if any(used[size : 2 * size]):
         message = (
             f"{method} needs an acceleration that does not depend on the velocity: expected a(t, q, params), but "
             "`acceleration` reads `v`. Use a Runge-Kutta method or ImplicitMidpoint for drag and gyroscopic forces."

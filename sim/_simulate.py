@@ -168,7 +168,7 @@ def _simulate(
     checkpoint: int | binomial | None,
 ) -> Any:
     grid = Grid(n, *clock)
-    field = trace_field(system, method, grid.t0, y0, params)
+    field, y0 = trace_field(system, method, grid.t0, y0, params)
     stepper = Stepper(method, field, grid, y0, saving=num_rows > 0)
     consts = [*field.consts, *field.leaves, *clock]
     carry = stepper.pack(y0, method.begin(field.fill(), clock_of(grid.t0, y0), y0), stepper.fresh_report())

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
-from ..adjoint import Status, resolve_tolerance
+from ..adjoint import Status, resolve_tolerance, while_loop
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 # A restart from the true residual gains what rounding allows; a third one gains nothing.
@@ -95,12 +94,12 @@ def _iterate(A: Callable[[Any], Any], b: Any, target: jax.Array, limit: int) -> 
         return s._replace(r=r, p=r, gamma=_dot(r, r), restarts=s.restarts + 1)
 
     def body(s: _State) -> _State:
-        s = lax.while_loop(continues, lambda s: _step(A, s), s)
+        s = while_loop(continues, lambda s: _step(A, s), s)
         return restart(s)
 
     zero = jnp.zeros((), jnp.int32)
     start = _State(jnp.zeros_like(b), b, b, _dot(b, b), zero, zero, jnp.array(False))
-    return lax.while_loop(continues, body, start)
+    return while_loop(continues, body, start)
 
 
 def _step(A: Callable[[Any], Any], s: _State) -> _State:

@@ -61,8 +61,9 @@ def linear_solve(
     >>> import jax.numpy as jnp
     >>> from tapeless import solvers
     >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
-    >>> solvers.linear_solve(lambda v: A @ v, jnp.array([1.0, 2.0]), solvers.CG()).value.round(4).tolist()
-    [0.09090000390052795, 0.6363999843597412]
+    >>> x = solvers.linear_solve(lambda v: A @ v, jnp.array([1.0, 2.0]), solvers.CG()).value
+    >>> [f"{float(each):.4f}" for each in x]
+    ['0.0909', '0.6364']
 
     References
     ----------

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact
 
-from ..adjoint import Status
+from ..adjoint import Status, vary_together
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 
@@ -33,7 +33,8 @@ class LU(AbstractLinearMethod):
         flat, unravel = ravel_pytree(b)
         if flat.size == 0:
             return Outcome(b, Status.converged, {})
-        columns = jax.vmap(lambda e: ravel_pytree(matvec(unravel(e)))[0])(jnp.eye(flat.size, dtype=flat.dtype))
+        basis, _ = vary_together((jnp.eye(flat.size, dtype=flat.dtype), flat))
+        columns = jax.vmap(lambda e: ravel_pytree(matvec(unravel(e)))[0])(basis)
         A = columns.T
         row = _scale(A, 1)
         col = _scale(A * row[:, None], 0)

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
-from ..adjoint import Status, failed, resolve_tolerance
+from ..adjoint import Status, failed, resolve_tolerance, while_loop
 from ._lu import LU
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
 
@@ -75,7 +74,7 @@ class Newton(AbstractRootMethod):
         zero = jnp.zeros((), jnp.int32)
         infinite = jnp.asarray(jnp.inf, u.real.dtype)
         start = _State(u, F(u), infinite, zero, Status.max_iterations, jnp.array(True))
-        end = lax.while_loop(
+        end = while_loop(
             lambda s: s.running & (s.iterations < self.max_iters), lambda s: _iteration(method, F, s), start
         )
         norm = jnp.linalg.norm(end.F) if u.size else infinite
@@ -127,5 +126,5 @@ def _line_search(F: Callable[..., Any], s: _State, d: jax.Array, close: jax.Arra
 
     u = s.u + d
     one = jnp.ones((), s.u.real.dtype)
-    step, u, value = lax.while_loop(continues, halve, (one, u, F(u)))
+    step, u, value = while_loop(continues, halve, (one, u, F(u)))
     return u, value, close | descends(step, value)

@@ -1,0 +1,49 @@
+"""What several tests need."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+
+def max_error(a: Any, b: Any) -> float:
+    """Largest difference of two pytrees, relative to the largest entry of the second (at least 1)."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    assert all(np.shape(x) == np.shape(y) for x, y in pairs)
+    scale = max([1.0] + [float(np.max(np.abs(y), initial=0.0)) for _, y in pairs])
+    return max([0.0] + [float(np.max(np.abs(np.asarray(x) - np.asarray(y)), initial=0.0)) for x, y in pairs]) / scale
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of the jaxprs inside it."""
+    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jaxpr
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(inner, jex.ClosedJaxpr | jex.Jaxpr):
+                    yield from equations(inner)
+
+
+class Counter:
+    """Counts calls of `tick` in compiled programs (`.runs`) and while tracing (`.traces`)."""
+
+    def __init__(self) -> None:
+        self.runs = self.traces = 0
+
+    def tick(self) -> None:
+        """Call it inside a function that is traced."""
+        self.traces += 1
+        jax.debug.callback(self._run)
+
+    def _run(self) -> None:
+        self.runs += 1
+
+    def settle(self) -> int:
+        """Wait for all callbacks; return and reset the number of runs."""
+        jax.effects_barrier()
+        runs, self.runs = self.runs, 0
+        return runs
