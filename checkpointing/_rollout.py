@@ -55,12 +55,14 @@ class Rollout:
 
 def _define_by_run(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Any:
     """Under `jax.disable_jit()`, a plain Python loop on JAX's own derivatives: the user's function sees numbers."""
-    ys = _output_buffers(rollout, consts, init, xs, rows)
+    n = rollout.length
+    outputs: dict[int, Arrays] = {}
     carry = init
-    for i in range(rollout.length):
-        carry, y = rollout.step(consts, carry, load(xs, rollout.length - 1 - i if rollout.reverse else i))
-        ys = store(ys, y, _row(rollout, rows, i))
-    return carry, ys if rows is None else [y[:-1] for y in ys]
+    for i in range(n):
+        carry, y = rollout.step(consts, carry, load(xs, n - 1 - i if rollout.reverse else i))
+        outputs[int(_row(rollout, rows, i))] = y
+    kept = [outputs[row] for row in range(n if rows is None else rollout.num_rows)]
+    return carry, [jnp.stack(y) for y in zip(*kept, strict=True)]
 
 
 def _output_buffers(rollout: Rollout, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Arrays:

@@ -169,9 +169,10 @@ def _simulate(
 ) -> Any:
     grid = Grid(n, *clock)
     field, y0 = trace_field(system, method, grid.t0, y0, params)
-    stepper = Stepper(method, field, grid, y0, saving=num_rows > 0)
+    memory = method.begin(field.fill(), clock_of(grid.t0, y0), y0)
+    stepper = Stepper(method, field, n, y0, memory, saving=num_rows > 0)
     consts = [*field.consts, *field.leaves, *clock]
-    carry = stepper.pack(y0, method.begin(field.fill(), clock_of(grid.t0, y0), y0), stepper.fresh_report())
+    carry = stepper.pack(y0, memory, stepper.fresh_report())
     ys: list[Any] = []
     if n > 0:
         rows = jnp.asarray(saves[2]) if num_rows else None

@@ -26,9 +26,8 @@ class Stepper(Step):
     what the method carries from step to step, and, where the method solves, its first bad status and its iterations.
     """
 
-    def __init__(self, method: AbstractMethod, field: TracedField, grid: Grid, y0: Any, saving: bool):
-        self.method, self.field, self.n, self.saving = method, field, grid.n, saving
-        memory = jax.eval_shape(lambda: method.begin(field.fill(), clock_of(grid.t0, y0), y0))
+    def __init__(self, method: AbstractMethod, field: TracedField, n: int, y0: Any, memory: Any, saving: bool):
+        self.method, self.field, self.n, self.saving = method, field, n, saving
         self.tree = jax.tree.structure((y0, memory, self.fresh_report() if method.solves else ()))
         self.size = len(jax.tree.leaves(y0))
 

@@ -1,11 +1,20 @@
 """What several tests need."""
 
+import csv
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import numpy as np
+
+
+# Exact counts of optimal schedules, for pairs of steps and snapshots; made independently of this package.
+REVOLVE_TABLE = [
+    {key: int(row[key]) for key in ("n", "s", "r", "A_untaped_advances", "B_no_turn")}
+    for row in csv.DictReader((Path(__file__).parent / "checkpointing" / "revolve_table.csv").read_text().splitlines())
+]
 
 
 def max_error(a: Any, b: Any) -> float:

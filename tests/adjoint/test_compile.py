@@ -1,0 +1,101 @@
+"""Calls compile themselves: once for the same function with new numbers, and never from a stale one."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import Counter
+
+from tapeless import sim, solvers
+
+RATE = 0.5
+
+
+def run(rate: Any, k: Any = 1.0, y0: Any = 1.0, **options: Any) -> float:
+    span = {"t0": 0.0, "t1": 1.0, "dt": 0.1} | options
+    return float(sim.simulate(rate, y0, k, method=sim.RK4(), **span).y_final)
+
+
+def test_new_numbers_compile_nothing() -> None:
+    """Assert one trace for 20 calls in which parameter, state and step change as Python and NumPy numbers."""
+    counter = Counter()
+
+    def rate(t: Any, y: Any, k: Any) -> Any:
+        counter.traces += 1
+        return -k * y
+
+    for i in range(10):
+        k, y0 = 0.1 + 0.05 * i, 1.0 + i
+        got = run(rate, k, y0, t1=1.0 + i, dt=0.1 * (1 + i))
+        assert got == pytest.approx(y0 * np.exp(-k * (1.0 + i)), rel=1e-2)
+        run(rate, np.float64(k), np.float64(y0))
+    assert counter.traces == 1
+
+
+def test_fresh_lambdas_compile_nothing() -> None:
+    """Assert that a new lambda with the same code and captures is the same function."""
+    counter = Counter()
+
+    def make() -> Any:
+        return lambda t, y, k: (setattr(counter, "traces", counter.traces + 1), -k * y)[1]
+
+    for k in (0.3, 0.4, 0.5):
+        assert run(make(), k) == pytest.approx(np.exp(-k), rel=1e-5)
+    assert counter.traces == 1
+
+
+def test_what_a_function_captures_is_part_of_it() -> None:
+    """Assert that changed globals, closures, defaults, lists, arrays, attributes and partials are never stale."""
+    global RATE
+
+    def of_global(t: Any, y: Any, k: Any) -> Any:
+        return -RATE * y
+
+    for RATE in (0.5, 0.9):
+        assert run(of_global) == pytest.approx(np.exp(-RATE), rel=1e-5)
+    box, array = [0.5], np.array([0.5])
+
+    def of_containers(t: Any, y: Any, k: Any) -> Any:
+        return -(box[0] + array[0]) * y
+
+    for value in (0.2, 0.3):
+        box[0], array[0] = value, 2 * value
+        assert run(of_containers) == pytest.approx(np.exp(-3 * value), rel=1e-5)
+
+    class Model:
+        def __init__(self, k: float) -> None:
+            self.k = k
+
+        def rate(self, t: Any, y: Any, p: Any) -> Any:
+            return -self.k * y
+
+    model = Model(0.5)
+    for model.k in (0.5, 0.9):
+        assert run(model.rate) == pytest.approx(np.exp(-model.k), rel=1e-5)
+
+    def scaled(scale: float, t: Any, y: Any, p: Any) -> Any:
+        return -scale * y
+
+    for scale in (0.5, 0.9):
+        assert run(functools.partial(scaled, scale)) == pytest.approx(np.exp(-scale), rel=1e-5)
+
+
+def test_many_captures_are_told_once() -> None:
+    """Assert one warning for a function that closes over a new number at every call."""
+
+    def make(k: float) -> Any:
+        return lambda u, p: u - k * p
+
+    with pytest.warns(UserWarning, match="Pass changing numbers through `params`") as caught:
+        for i in range(25):
+            solvers.root_find(make(float(i)), 0.0, 1.0)
+    assert len(caught) == 1
+
+
+def test_float32_state_stays_float32() -> None:
+    """Assert that a Python float among the parameters does not promote a float32 state."""
+    y0 = jnp.ones(2, jnp.float32)
+    final = sim.simulate(lambda t, y, k: -k * y, y0, 0.5, t0=0, t1=1, dt=0.1, method=sim.RK4()).y_final
+    assert final.dtype == jnp.float32

@@ -1,0 +1,153 @@
+"""Trouble cases S37 to S44 of nonlinear solves, with the values given there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tapeless import adjoint, solvers
+
+TIGHT = solvers.Newton(rtol=1e-13, atol=1e-14)
+
+
+def root(residual: Any, guess: Any, params: Any = None, **options: Any) -> Any:
+    return solvers.root_find(residual, guess, params, TIGHT, **options)
+
+
+def test_s37_one_equation_already_solved() -> None:
+    """Assert that a singular Jacobian at the start is a status, and that no derivative is returned."""
+
+    def residual(y: Any, p: Any) -> Any:
+        return jnp.stack([(y[0] - 1) ** 2, (y[1] - p) ** 2])
+
+    solution = root(residual, jnp.array([2.0, 2.0]), 2.0, throw=False)
+    assert solution.status == adjoint.Status.singular
+    with pytest.raises(adjoint.SolveError, match="singular"):
+        root(residual, jnp.array([2.0, 2.0]), 2.0)
+    with pytest.raises(adjoint.SolveError, match="derivative was asked for"):
+        jax.grad(lambda p: root(residual, jnp.array([2.0, 2.0]), p, throw=False).value[1])(2.0)
+
+
+def test_s38_start_on_the_root() -> None:
+    """Assert convergence in at most one iteration, with first and second derivatives."""
+
+    def f(p: Any) -> Any:
+        return root(lambda x, p: x**2 - p, np.sqrt(2.0), p).value
+
+    solution = root(lambda x, p: x**2 - p, np.sqrt(2.0), 2.0)
+    assert int(solution.stats["iterations"]) <= 1
+    assert float(f(2.0)) == pytest.approx(1.4142135623731, abs=1e-13)
+    assert float(jax.grad(f)(2.0)) == pytest.approx(0.353553390593274, abs=1e-14)
+    assert float(jax.grad(jax.grad(f))(2.0)) == pytest.approx(-0.0883883476483184, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("shift", "offset", "start"), [(1.0, 1.0, 1.0), (1.6668, 2.0, 1.66703)], ids=["stationary", "nearly"]
+)
+def test_s39_stationary_start_is_never_a_success(shift: float, offset: float, start: float) -> None:
+    """Assert that success means a residual of zero: never where |F| is about 1."""
+    solution = root(lambda x, _: (x - shift) ** 2 - offset, start, throw=False)
+    residual = abs((float(solution.value) - shift) ** 2 - offset)
+    assert (solution.status == adjoint.Status.converged) == (residual < 1e-10)
+    if start == shift:
+        assert solution.status == adjoint.Status.singular
+
+
+def test_s41_second_derivatives() -> None:
+    """Assert first and second derivatives of an implicit function, in every order of the modes."""
+
+    def x(y: Any, a: Any, b: Any) -> Any:
+        return root(lambda x, p: (p[1] * x**2 + p[2] * x) / (p[1] + p[2]) - p[0], 0.5, (y, a, b)).value
+
+    at = (0.5, 1.0, 2.0)
+    assert float(x(*at)) == pytest.approx(0.58113883008419, abs=1e-14)
+    gradient = jax.grad(x, argnums=(0, 1, 2))(*at)
+    assert np.allclose(gradient, (0.948683298050514, 0.0513167019494862, -0.0256583509747431), rtol=0, atol=1e-14)
+    second = (-0.569209978830308, -0.0632455532033676, 0.0316227766016838)
+    for outer, inner in ((jax.grad, jax.grad), (jax.jacfwd, jax.grad), (jax.jacrev, jax.jacfwd)):
+        got = outer(inner(x), argnums=(0, 1, 2))(*at)
+        assert np.allclose(got, second, rtol=0, atol=1e-13)
+
+
+def test_s43_captured_parameter_and_integer_by_product() -> None:
+    """Assert the derivatives of a root whose parameter is captured, with an integer count returned beside it."""
+
+    def z(p: Any) -> Any:
+        solution = root(lambda z, _: p * z - 6, 5.0)
+        return solution.value, solution.stats["iterations"]
+
+    for wrap in (lambda f: f, jax.jit):
+        value, slope = wrap(jax.value_and_grad(z, has_aux=True))(2.0)
+        assert float(value[0]) == pytest.approx(3.0, abs=1e-14)
+        assert jnp.issubdtype(value[1].dtype, jnp.integer)
+        assert float(slope) == pytest.approx(-1.5, abs=1e-14)
+        assert float(wrap(jax.grad(jax.grad(lambda p: z(p)[0])))(2.0)) == pytest.approx(1.5, abs=1e-13)
+    batch = jax.vmap(jax.grad(lambda p: z(p)[0]))(jnp.array([1.0, 2.0, 3.0]))
+    assert np.allclose(batch, (-6.0, -1.5, -2 / 3), rtol=0, atol=1e-13)
+
+
+def test_s44_matrix_free_inner_solve_in_both_modes() -> None:
+    """Assert forward and reverse mode through conjugate gradients, no matrix built."""
+    A = jnp.array([[2.0, 1.0, 0.0], [0.0, 1.0, -1.0], [1.0, 0.0, 3.0]])
+    method = solvers.Newton(rtol=1e-13, linear=solvers.CG(rtol=1e-14))
+
+    def y(p: Any) -> Any:
+        return solvers.root_find(lambda y, p: y + jnp.sin(y) - A @ p, jnp.zeros(3), p, method).value
+
+    p = jnp.array([0.5, -0.3, 0.2])
+    assert np.allclose(y(p), (0.3536632984439, -0.2513186245241, 0.5647745825765), rtol=0, atol=1e-12)
+    expected = (1.5740238662067, 1.0239455046424, 1.1182935307893)
+    assert np.allclose(jax.jit(jax.grad(lambda p: jnp.sum(y(p))))(p), expected, rtol=0, atol=1e-12)
+    assert np.allclose(jax.jacfwd(lambda p: jnp.sum(y(p)))(p), expected, rtol=0, atol=1e-12)
+    jaxpr = str(jax.make_jaxpr(jax.grad(lambda p: jnp.sum(y(p))))(p))
+    assert " lu " not in jaxpr
+
+
+@pytest.mark.parametrize("wrap", ["eager", "jit", "vmap"])
+def test_a_missed_tolerance_gives_no_gradient(wrap: str) -> None:
+    """Assert that differentiating an unconverged root raises; under vmap the failed lane alone is NaN."""
+
+    def x(guess: Any, p: Any) -> Any:
+        method = solvers.Newton(max_iters=4)
+        return solvers.root_find(lambda x, p: x**2 - p, guess, p, method, throw=False).value
+
+    gradient = jax.grad(x, argnums=1)
+    if wrap == "eager":
+        with pytest.raises(adjoint.SolveError, match=r"derivative was asked for.*iteration limit"):
+            gradient(1e6, 2.0)
+    elif wrap == "jit":
+        with pytest.raises(jax.errors.JaxRuntimeError, match="derivative was asked for"):
+            jax.block_until_ready(jax.jit(gradient)(1e6, 2.0))
+    else:
+        lanes = jax.jit(jax.vmap(gradient))(jnp.array([1.4, 1e6]), jnp.array([2.0, 2.0]))
+        assert float(lanes[0]) == pytest.approx(0.353553390593274, abs=1e-12)
+        assert np.isnan(lanes[1])
+
+
+def test_nonfinite_residuals_are_told() -> None:
+    """Assert a status of its own for a residual that is NaN."""
+    solution = root(lambda x, _: jnp.sqrt(x) + 1, -1.0, throw=False)
+    assert solution.status == adjoint.Status.nonfinite
+    assert "NaN" in adjoint.Status[solution.status]
+
+
+def test_tolerances_do_not_change_the_graph() -> None:
+    """Assert as many equations in the gradient's jaxpr for a tolerance of 1e-4 as for 1e-12."""
+    from helpers import equations
+
+    def count(rtol: float) -> int:
+        method = solvers.Newton(rtol=rtol)
+        f = jax.grad(lambda p: solvers.root_find(lambda x, p: x**3 - p, 1.0, p, method).value)
+        return sum(1 for _ in equations(jax.make_jaxpr(f)(2.0)))
+
+    assert count(1e-4) == count(1e-12)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    """Assert one error for a residual of other shapes, and for a tolerance that float32 cannot reach."""
+    with pytest.raises(ValueError, match=r"one value for each unknown. Expected .*\[2\].*got .*\[3\]"):
+        solvers.root_find(lambda u, p: jnp.zeros(3), jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"reachable in float32: expected at least .* got 1.0e-12.*x64"):
+        solvers.root_find(lambda u, p: u, jnp.zeros(2, jnp.float32), None, solvers.Newton(rtol=1e-12))
