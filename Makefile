@@ -18,7 +18,7 @@ test-slow: $(STAMP)
 check: $(STAMP)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
-	$(RUN) -m basedpyright --level error
+	$(RUN) -m basedpyright --level error --pythonpath $(RUN)
 
 format: $(STAMP)
 	$(RUN) -m ruff format .

@@ -83,15 +83,14 @@ class GradientReport:
             f"against differences      {self.difference_error:.1e} (differences are good to "
             f"{self.difference_uncertainty:.1e})",
             f"Taylor slope             {self.slope:.3f} (2 expected)",
-            f"The gradient is {self.verdict}: {self.reason}" if self.verdict != "cannot tell" else
-            f"Cannot tell: {self.reason}",
+            f"The gradient is {self.verdict}: {self.reason}"
+            if self.verdict != "cannot tell"
+            else f"Cannot tell: {self.reason}",
         ]
         return "\n".join(lines)
 
 
-def check_gradient(
-    f: Callable[..., Any], *args: Any, seed: int = 0, tolerance: float | None = None
-) -> GradientReport:
+def check_gradient(f: Callable[..., Any], *args: Any, seed: int = 0, tolerance: float | None = None) -> GradientReport:
     """Check the derivatives of `f` at `args` along a random direction.
 
     Use it before you trust a gradient: once for each new model, at a generic point. (At a symmetric or stationary
@@ -149,8 +148,12 @@ def check_gradient(
         "slope": _slope(steps, remainders),
         "forward_reverse": abs(forward - reverse) / max(abs(forward), abs(reverse), np.finfo(float).tiny),
     }
-    verdict, reason = _judge(**evidence, tolerance=tolerance, eps=eps, finite=bool(np.isfinite([value, forward, reverse]).all()))
-    return GradientReport(steps, central, remainders, reverse, forward, best, **evidence, verdict=verdict, reason=reason)
+    verdict, reason = _judge(
+        **evidence, tolerance=tolerance, eps=eps, finite=bool(np.isfinite([value, forward, reverse]).all())
+    )
+    return GradientReport(
+        steps, central, remainders, reverse, forward, best, **evidence, verdict=verdict, reason=reason
+    )
 
 
 class _Line:
@@ -174,7 +177,9 @@ class _Line:
 
         out = jax.eval_shape(of_numbers, at)
         if not jnp.issubdtype(out.dtype, jnp.floating) or out.size == 0:
-            message = f"`f` must return real numbers. Expected a floating-point output, got {out.dtype}{list(out.shape)}."
+            message = (
+                f"`f` must return real numbers. Expected a floating-point output, got {out.dtype}{list(out.shape)}."
+            )
             raise ValueError(message)
         c = jnp.asarray(np.ones(1) if out.size == 1 else rng.standard_normal(out.size), out.dtype)
         self.dtype = out.dtype

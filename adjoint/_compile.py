@@ -16,8 +16,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 
-from ._trace import partition
+from ._trace import define_by_run, partition
 
 FRESH_LIMIT = 10
 
@@ -99,11 +100,11 @@ def _names(code: types.CodeType) -> list[str]:
 
 def call_compiled(implementation: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Any:
     """`implementation(*args, **options)`, compiled once per static part and shapes of the arrays."""
-    if jax.config.jax_disable_jit:
+    if define_by_run():
         return implementation(*args, **options)
     dynamic, static = partition(args)
     key = _Key((static, options))
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(key.captured)):
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(key.captured)):
         # A function that closes over values being differentiated belongs to this one call.
         return jax.jit(lambda dynamic: implementation(*eqx.combine(dynamic, static), **options))(dynamic)
     _warn_of_fresh_functions(key)

@@ -17,9 +17,11 @@ import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
 
-from ._status import SolveError, Status, failed, fail_at_run_time, poison, sentence
+from ._status import SolveError, Status, fail_at_run_time, failed, poison, sentence
 
 guard_p = jex.Primitive("guard")
 
@@ -28,7 +30,7 @@ _SENTENCE = "a derivative was asked for at a point where the solve failed; it wo
 
 def guard(value: jax.Array, bad: jax.Array, message: str) -> jax.Array:
     """Identity, linear in `value`, that fails loudly where `bad` holds."""
-    if not isinstance(bad, jax.core.Tracer):
+    if not isinstance(bad, Tracer):
         if bool(bad):
             raise SolveError(message)
         return value
@@ -48,8 +50,13 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, message: str) -> tuple[j
     return jax.vmap(poison)(value, jnp.moveaxis(bad, dims[0], 0)), 0
 
 
+def _abstract_eval(bad: Any, value: Any, *, message: str) -> Any:
+    del bad, message
+    return value
+
+
 guard_p.def_impl(lambda bad, value, *, message: guard(value, bad, message))
-guard_p.def_abstract_eval(lambda bad, value, *, message: value)
+guard_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(guard_p, mlir.lower_fun(_lowered, multiple_results=False))
 ad.deflinear2(guard_p, lambda ct, bad, _, *, message: [None, guard(ct, bad, message)])
 batching.primitive_batchers[guard_p] = _batch
@@ -77,15 +84,13 @@ def guard_tangents(value: Any, status: Status, what: str) -> Any:
         value, code = primals
         here = eqx.tree_at(lambda s: jax.tree.leaves(s)[0], status, code)
         bad = failed(here)
-        known = not isinstance(bad, jax.core.Tracer)
+        known = not isinstance(bad, Tracer)
         message = f"{what}: {_SENTENCE}{sentence(here) if known else ''}".strip()
 
-        def each(x: Any, dot: Any) -> Any:
-            if isinstance(dot, jax.custom_derivatives.SymbolicZero):
-                return dot
-            return guard(dot, jnp.any(bad) if known else bad, message)
+        def guarded(dot: Any) -> Any:
+            return dot if isinstance(dot, SymbolicZero) else guard(dot, jnp.any(bad) if known else bad, message)
 
-        return value, jax.tree.map(each, value, tangents[0])
+        return value, jax.tree.map(guarded, tangents[0])
 
     identity.defjvp(rule, symbolic_zeros=True)
     return identity(value, jax.tree.leaves(status)[0])

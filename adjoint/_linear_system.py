@@ -60,7 +60,11 @@ def _solve_node(system: LinearSystem) -> Callable[[Arrays, Arrays], Arrays]:
             at, dots = ([values[i] for i in moving] for values in (residuals, residuals_dot))
             rhs = [a - c for a, c in zip(rhs, jax.jvp(of_moving, at, dots)[1], strict=True)]
         x_dot = linear_node(
-            lambda r, c: system.solve(r, c), lambda r, c: system.transposed().solve(r, c), residuals, rhs, "linear_solve"
+            lambda r, c: system.solve(r, c),
+            lambda r, c: system.transposed().solve(r, c),
+            residuals,
+            rhs,
+            "linear_solve",
         )
         return x, x_dot
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
 Arrays = list[jax.Array]
@@ -65,7 +66,7 @@ def linear_node(fun: Linear, transpose: Linear, residuals: Sequence[Any], linear
 def _trace(fun: Linear, residuals: Sequence[Any], linear: Sequence[Any]) -> jex.ClosedJaxpr:
     n = len(residuals)
     jaxpr = jax.make_jaxpr(lambda *args: list(fun(args[:n], args[n:])))(*residuals, *linear)
-    if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
+    if any(isinstance(const, Tracer) for const in jaxpr.consts):
         message = "a linear node's function closes over a traced array; pass it as a residual"
         raise TypeError(message)
     return jaxpr

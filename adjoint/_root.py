@@ -9,10 +9,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
-from ._status import poison
 from ._linear_system import LinearSystem
 from ._node import linear_node
-from ._trace import differentiable, trace_unknown, zero_tangent
+from ._status import poison
+from ._trace import define_by_run, differentiable, trace_unknown, zero_tangent
 
 Residual = Callable[[Any, Any], Any]
 Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
@@ -79,7 +79,7 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
     def __call__(self, guess: Any, params: Any) -> tuple[Any, Any]:
         """Solve, and return the root with `(converged, aux)`."""
         guess, params = jax.tree.map(jnp.asarray, (guess, params))
-        if jax.config.jax_disable_jit:
+        if define_by_run():
             return _define_by_run(self._residual, self._solve, guess, params)
         problem = self._problem(guess, params)
         u, converged, aux = problem.root(jax.tree.leaves(problem.guess), problem.theta(params))

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 
 class Status(eqx.Enumeration):
@@ -75,7 +76,7 @@ def raise_if_failed(value: Any, status: Status, what: str) -> Any:
     program and the runtime reports the sentence.
     """
     code = jax.tree.leaves(status)[0]
-    if not isinstance(code, jax.core.Tracer):
+    if not isinstance(code, Tracer):
         if bool(jnp.any(failed(status))):
             message = f"{what}: {sentence(status)}"
             raise SolveError(message)

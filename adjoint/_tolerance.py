@@ -1,7 +1,7 @@
 """Tolerances that a dtype can reach."""
 
-import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 
 def resolve_tolerance(name: str, value: float | None, default: float, dtype: jnp.dtype) -> float:
@@ -13,7 +13,7 @@ def resolve_tolerance(name: str, value: float | None, default: float, dtype: jnp
     if value is None:
         return default if eps < 1e-10 else default**0.5
     reach = 4 * eps
-    if not isinstance(value, jax.core.Tracer) and 0.0 < value < reach:
+    if not isinstance(value, Tracer) and 0.0 < value < reach:
         message = (
             f"`{name}` must be reachable in {dtype}: expected at least {reach:.1e}, got {value:.1e}. Loosen it, or "
             "switch to float64 at the start of the program: jax.config.update('jax_enable_x64', True)."

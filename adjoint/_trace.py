@@ -12,6 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer, eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 
 from ._loops import vary, varying_axes
@@ -31,7 +32,7 @@ class Traced(NamedTuple):
 
     def evaluate(self, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Run the traced computation on flat lists."""
-        return jax.core.eval_jaxpr(self.jaxpr, list(consts), *args)
+        return eval_jaxpr(self.jaxpr, list(consts), *args)
 
 
 def trace(fun: Callable[..., Any], *args: Any) -> Traced:
@@ -58,16 +59,29 @@ def differentiable(x: Any) -> bool:
     return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
 
 
+def define_by_run() -> bool:
+    """Whether `jax.disable_jit()` is in force: nothing is to be traced then."""
+    return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009 (the attribute is made at run time)
+
+
 def zero_tangent(x: Any) -> SymbolicZero:
     """The tangent of a value that has none to speak of: a count, a status, a snapshot."""
     return SymbolicZero(jax.typeof(x).to_tangent_aval())
 
 
+def instantiated(tangent: Any) -> Any:
+    """A tangent as an array: zeros for a symbolic zero."""
+    if isinstance(tangent, SymbolicZero):
+        aval: Any = tangent.aval
+        return jnp.zeros(aval.shape, aval.dtype)
+    return tangent
+
+
 def known_value(x: Any) -> Any:
     """The value of `x` if it is known now (the primal value under an eager derivative), else None."""
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         x = jax.lax.stop_gradient(x)
-    return None if isinstance(x, jax.core.Tracer) else x
+    return None if isinstance(x, Tracer) else x
 
 
 def own(x: Any) -> Any:
@@ -78,7 +92,7 @@ def own(x: Any) -> Any:
     """
     if isinstance(x, np.ndarray | np.generic):
         return jnp.array(x)
-    if isinstance(x, jax.core.Tracer) and known_value(x) is not None and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+    if isinstance(x, Tracer) and known_value(x) is not None and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return jnp.array(x, copy=True)
     return x
 

@@ -9,6 +9,4 @@ from ._actions import Restore as Restore
 from ._actions import Store as Store
 from ._actions import Youturn as Youturn
 from ._binomial import binomial as binomial
-from ._rollout import Rollout as Rollout
-from ._snapshots import resolve_rollout as resolve_rollout
 from ._scan import scan as scan

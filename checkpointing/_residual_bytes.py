@@ -1,5 +1,7 @@
 """Bytes that reverse mode would keep of one step."""
 
+from typing import Any
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -28,5 +30,5 @@ def residual_bytes(step: jex.ClosedJaxpr) -> int:
 
     jaxpr = jax.make_jaxpr(residuals)(*avals).jaxpr
     inputs = set(jaxpr.invars)
-    private = {v: v.aval for v in jaxpr.outvars if isinstance(v, jex.Var) and v not in inputs}
+    private: dict[Any, Any] = {v: v.aval for v in jaxpr.outvars if isinstance(v, jex.Var) and v not in inputs}
     return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in private.values())

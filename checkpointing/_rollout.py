@@ -19,10 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..adjoint import differentiable, fori_loop, linear_node, zero_tangent
+from ..adjoint import linear_node
+from ..adjoint._loops import fori_loop
+from ..adjoint._trace import define_by_run, differentiable, instantiated, zero_tangent
 from ._sweep import Arrays, load, make_plan, store, sweep_forward, sweep_reverse
 
-StepFn = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[Arrays, Arrays]]
+StepFn = Callable[[Arrays, Arrays, Arrays], tuple[Arrays, Arrays]]
 PullbackFn = Callable[..., tuple[Arrays, Arrays, Arrays]]
 
 
@@ -41,13 +43,13 @@ class Rollout:
     length: int
     snapshots: int
     reverse: bool = False
-    num_rows: int | None = None
+    num_rows: int = 0
     pullback: PullbackFn | None = None
 
     def __call__(self, consts: Arrays, init: Arrays, xs: Arrays, rows: Any = None) -> tuple[Arrays, Arrays]:
         """Run the steps; `rows[i]` is the output row of step i, `num_rows` for none."""
         consts, init, xs = jax.tree.map(jnp.asarray, (list(consts), list(init), list(xs)))
-        if jax.config.jax_disable_jit:
+        if define_by_run():
             return _define_by_run(self, consts, init, xs, rows)
         carry, ys, _ = _node(self, keep=False)(consts, init, xs, rows)
         return carry, ys
@@ -135,8 +137,8 @@ def _stopped(x: Any) -> Any:
 
 
 def _instantiated(tangents: Sequence[Any]) -> Arrays:
-    dots = [t for t in tangents if jnp.issubdtype(t.dtype, jnp.inexact)]
-    return [jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t for t in dots]
+    """Tangents of the entries that carry derivatives, as arrays."""
+    return [instantiated(t) for t in tangents if jnp.issubdtype(t.dtype, jnp.inexact)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +158,7 @@ class _Active:
         return _Active(nonzero(consts), carry, nonzero(xs))
 
     def union(self, other: "_Active") -> "_Active":
-        return _Active(
-            tuple(sorted({*self.consts, *other.consts})), self.carry, tuple(sorted({*self.xs, *other.xs}))
-        )
+        return _Active(tuple(sorted({*self.consts, *other.consts})), self.carry, tuple(sorted({*self.xs, *other.xs})))
 
     def pick(self, consts: Sequence[Any], carry: Sequence[Any] | None, xs: Sequence[Any]) -> Arrays:
         """The active entries as one list: constants, per-step data, then (if given) the carry."""
@@ -284,22 +284,17 @@ def _second_order(
     def hessian_vector(r: Sequence[Any], z: Sequence[Any]) -> Arrays:
         *inputs, bars = flat.rebuild(r)
         pair, paired = _run_paired(rollout, every, inputs, z)
-        n_consts, n_xs = len(inputs[0]), len(inputs[2])
         # Of the pair's inputs only the primals: its cotangent for them, at (0, ȳ), is H dz.
-        primal = _Active(every.consts, tuple(range(len(paired[1]))), every.xs)
-        primal = dataclasses.replace(primal, carry=_differentiable_positions(paired[1]))
+        carry = tuple(i for i, x in enumerate(paired[1]) if differentiable(x))
+        primal = _Active(every.consts, carry, every.xs)
         zero = [jnp.zeros_like(b) for b in bars]
         count = len(every.carry)
         paired_bars = [*zero[:count], *bars[:count], *zero[count:], *bars[count:]]
         out = _cotangent_node(pair, primal)(paired, paired_bars)
         consts_bar, carry_bar, xs_bar = primal.split(out)
-        del n_consts, n_xs
         return [*consts_bar, *xs_bar, *carry_bar[:count]]
 
-    dz = [
-        jnp.zeros(t.shape, t.dtype) if isinstance(t, SymbolicZero) else t
-        for t in every.pick(dots[0], dots[1], dots[2])
-    ]
+    dz = [instantiated(t) for t in every.pick(dots[0], dots[1], dots[2])]
     out = linear_node(hessian_vector, hessian_vector, flat.flat, dz, "rollout″")
     consts_bar, carry_bar, xs_bar = every.split(out)
     return [
@@ -307,10 +302,6 @@ def _second_order(
         *(b for i, b in zip(every.xs, xs_bar, strict=True) if i in active.xs),
         *carry_bar,
     ]
-
-
-def _differentiable_positions(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(i for i, x in enumerate(values) if differentiable(x))
 
 
 def _cotangent(rollout: Rollout, active: _Active, residuals: Any, bars: Arrays) -> Arrays:

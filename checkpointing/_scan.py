@@ -7,7 +7,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..adjoint import own
+from ..adjoint._trace import define_by_run, own
 from ._binomial import binomial
 from ._residual_bytes import residual_bytes
 from ._rollout import Rollout
@@ -70,7 +70,7 @@ def scan(
     -0.6067
     """
     init, xs = jax.tree.map(own, (init, xs))
-    if jax.config.jax_disable_jit:
+    if define_by_run():
         return lax.scan(f, init, xs, length, reverse, unroll)
 
     def plain(init: Any, xs: Any) -> Any:

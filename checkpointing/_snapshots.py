@@ -16,7 +16,9 @@ def resolve_snapshots(n: int, checkpoint: int | binomial | None, step_bytes: Cal
     """
     if isinstance(checkpoint, binomial):
         if checkpoint.n != n:
-            message = f"`checkpoint` must be a schedule of the loop's {n} steps, got {checkpoint}. Use binomial({n}, ...)."
+            message = (
+                f"`checkpoint` must be a schedule of the loop's {n} steps, got {checkpoint}. Use binomial({n}, ...)."
+            )
             raise ValueError(message)
         return checkpoint.snapshots
     if checkpoint is not None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..adjoint import fori_loop, while_loop
+from ..adjoint._loops import fori_loop, while_loop
 from ._binomial import beta, first_advance, repetitions
 
 Arrays = list[Any]
@@ -118,5 +118,3 @@ def _replay(
     state = (x, positions[source], positions, slots, top)
     x, _, positions, slots, top = while_loop(lambda state: state[1] < k, part, state)
     return x, positions, slots, top
-
-

@@ -8,7 +8,7 @@ from nbclient import NotebookClient
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from percent import HERE, read_cells  # noqa: E402
+from percent import HERE, read_cells
 
 
 def assemble(name: str) -> nbformat.NotebookNode:

@@ -12,7 +12,7 @@ from pathlib import Path
 os.environ.setdefault("MPLBACKEND", "Agg")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from percent import HERE, read_cells  # noqa: E402 (the backend is chosen first)
+from percent import HERE, read_cells
 
 
 class Tee(io.StringIO):

@@ -8,6 +8,7 @@ from ._implicit_midpoint import ImplicitMidpoint as ImplicitMidpoint
 from ._inverse_cube import inverse_cube as inverse_cube
 from ._kahan_li8 import KahanLi8 as KahanLi8
 from ._method import AbstractMethod as AbstractMethod
+from ._method import Field as Field
 from ._rk4 import RK4 as RK4
 from ._simulate import simulate as simulate
 from ._systems import ODE as ODE

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
-from ..adjoint import Traced, partition, state_dtype, trace_unknown
+from ..adjoint._trace import Traced, define_by_run, partition, state_dtype, trace_unknown
 from ._method import AbstractMethod, Field
 from ._systems import SecondOrder
 
@@ -35,7 +35,13 @@ class TracedField(NamedTuple):
 
         if isinstance(self.system, SecondOrder):
             return _second_order(evaluate)
-        return Field(lambda t, y: _like(y, evaluate(t, y)), None)
+        return Field(lambda t, y: _like(y, evaluate(t, y)), _no_acceleration)
+
+
+def _no_acceleration(t: Any, q: Any) -> Any:
+    del t, q
+    message = "a first-order system has no acceleration; methods that need one set `needs_acceleration`."
+    raise TypeError(message)
 
 
 def _second_order(evaluate: Any) -> Field:
@@ -53,7 +59,8 @@ def _like(y: Any, flat: Sequence[Any]) -> Any:
 
 
 def _call(system: Any, params: Any, *args: Any) -> Any:
-    return system.acceleration(*args, params) if isinstance(system, SecondOrder) else system.rate(*args, params)
+    function: Any = system.acceleration if isinstance(system, SecondOrder) else system.rate
+    return function(*args, params)
 
 
 def trace_field(system: Any, method: AbstractMethod, t0: Any, y0: Any, params: Any) -> tuple[TracedField, Any]:
@@ -71,7 +78,7 @@ def trace_field(system: Any, method: AbstractMethod, t0: Any, y0: Any, params: A
         raise TypeError(message)
     t = jnp.asarray(t0).astype(jnp.finfo(state_dtype(y0)).dtype)
     state = tuple(y0) if second else (y0,)
-    if jax.config.jax_disable_jit:
+    if define_by_run():
         return TracedField(None, system, params, [], []), y0
 
     def of_numbers(state: Any, t: Any, numbers: Any) -> Any:

@@ -3,11 +3,11 @@
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from ..adjoint import known_value
+from ..adjoint._trace import known_value
 
 
 class Grid(NamedTuple):
@@ -115,7 +115,7 @@ def make_saves(save_at: Any, grid: Grid) -> Saves:
         )
         raise ValueError(message)
     steps, between = _locate(elapsed, grid.n, abs(span), abs(dt), slack)
-    moving = any(isinstance(x, jax.core.Tracer) for x in (save_at, grid.t0, grid.span, grid.dt))
+    moving = any(isinstance(x, Tracer) for x in (save_at, grid.t0, grid.span, grid.dt))
     used = np.unique(steps[steps > 0])
     rows = np.full(grid.n, len(used), np.int32)
     rows[used - 1] = np.arange(len(used), dtype=np.int32)

@@ -50,7 +50,14 @@ class ImplicitMidpoint(AbstractMethod):
         return StepResult(y_next, (), status, iterations)
 
     def pullback(
-        self, fill: Callable[[Any], Field], fields: Any, t: jax.Array, dt: jax.Array, y: Any, y_next: Any, y_bar: Any
+        self,
+        fill: Callable[[Any], Field],
+        fields: Any,
+        t: jax.Array,
+        dt: jax.Array,
+        y: Any,
+        y_next: Any,
+        y_bar: Any,
     ) -> tuple[Any, Any, Any, Any]:
         """One transposed solve at the two end states; the step itself is not solved again."""
         return self._node(fill).pullback(y_next, (y, t, dt, fields), y_bar)

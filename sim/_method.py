@@ -16,11 +16,11 @@ Rate = Callable[[Any, Any], Any]
 class Field(NamedTuple):
     """The equations that a step evaluates, with the parameters filled in.
 
-    `rate(t, y)` serves every method; `acceleration(t, q)` is there for second-order systems only.
+    `rate(t, y)` serves every method; `acceleration(t, q)` is for methods that need second-order systems.
     """
 
     rate: Rate
-    acceleration: Rate | None
+    acceleration: Rate
 
 
 class StepResult(NamedTuple):
@@ -35,8 +35,8 @@ class StepResult(NamedTuple):
 class AbstractMethod(eqx.Module):
     """One-step methods: y(t) → y(t + dt)."""
 
-    order: eqx.AbstractClassVar[int]
-    stages: eqx.AbstractClassVar[int]
+    order: ClassVar[int]
+    stages: ClassVar[int]
     needs_acceleration: ClassVar[bool] = False
     solves: ClassVar[bool] = False
     has_pullback: ClassVar[bool] = False
@@ -55,9 +55,15 @@ class AbstractMethod(eqx.Module):
     def step(self, field: Field, t: jax.Array, dt: jax.Array, y: Any, memory: Any) -> StepResult:
         """Advance from t to t + dt."""
 
-
     def pullback(
-        self, fill: Callable[[Any], Field], fields: Any, t: jax.Array, dt: jax.Array, y: Any, y_next: Any, y_bar: Any
+        self,
+        fill: Callable[[Any], Field],
+        fields: Any,
+        t: jax.Array,
+        dt: jax.Array,
+        y: Any,
+        y_next: Any,
+        y_bar: Any,
     ) -> tuple[Any, Any, Any, Any]:
         """Cotangents of (y, t, dt, fields) from those of the next state, for methods with `has_pullback`.
 
@@ -72,5 +78,5 @@ def explicit_result(y: Any, memory: Any = ()) -> StepResult:
 
 
 def add_scaled(y: Any, c: Any, k: Any) -> Any:
-    """y + c k on pytrees, in the dtype of y."""
+    """Y + c k on pytrees, in the dtype of y."""
     return jax.tree.map(lambda y, k: y + jnp.asarray(c, y.real.dtype) * k, y, k)

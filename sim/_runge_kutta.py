@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -14,7 +13,7 @@ from ._method import AbstractMethod, Field, Rate, StepResult, explicit_result
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tableau:
-    """Coefficients of an explicit Runge-Kutta method:
+    """Coefficients of an explicit Runge-Kutta method.
 
     kᵢ = f(t + cᵢ h, y + h Σ_{j<i} aᵢⱼ kⱼ),   y⁺ = y + h Σ bᵢ kᵢ.
     """
@@ -33,7 +32,7 @@ _PACKED_SIZE = 4096
 class AbstractRungeKutta(AbstractMethod):
     """Explicit Runge-Kutta stepping for a tableau."""
 
-    tableau: eqx.AbstractClassVar[Tableau]
+    tableau: ClassVar[Tableau]
 
     def step(self, field: Field, t: jax.Array, dt: jax.Array, y: Any, memory: Any) -> StepResult:
         """One step of the tableau."""
@@ -58,7 +57,7 @@ def _packed(rate: Rate, unpack: Callable[[Any], Any]) -> Rate:
 
 
 def _combine(y: Any, dt: jax.Array, weights: tuple[float, ...], ks: list[Any]) -> Any:
-    """y + h Σ wᵢ kᵢ, without the terms whose weight is zero."""
+    """Y + h Σ wᵢ kᵢ, without the terms whose weight is zero."""
     used = [(w, k) for w, k in zip(weights, ks, strict=True) if w != 0]
     if not used:
         return y

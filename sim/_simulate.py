@@ -8,19 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..adjoint import (
-    Status,
-    as_parameters,
-    as_unknowns,
-    call_compiled,
-    failed,
-    guard_tangents,
-    known_value,
-    own,
-    raise_if_failed,
-    state_dtype,
-)
-from ..checkpointing import Rollout, binomial, resolve_rollout
+from ..adjoint import Status, failed
+from ..adjoint._compile import call_compiled
+from ..adjoint._guard import guard_tangents
+from ..adjoint._status import raise_if_failed
+from ..adjoint._trace import as_parameters, as_unknowns, known_value, own, state_dtype
+from ..checkpointing import binomial
+from ..checkpointing._rollout import Rollout
+from ..checkpointing._snapshots import resolve_rollout
 from ._field import trace_field
 from ._grid import Grid, make_grid, make_saves
 from ._method import AbstractMethod
@@ -141,7 +136,9 @@ def _check_state(system: Any, y0: Any) -> None:
         value = known_value(leaf)
         if value is not None and not np.all(np.isfinite(value)):
             where = jax.tree_util.keystr(path) or "it"
-            message = f"`y0` must be finite, but {where} holds NaN or infinity. Check where the initial state comes from."
+            message = (
+                f"`y0` must be finite, but {where} holds NaN or infinity. Check where the initial state comes from."
+            )
             raise ValueError(message)
     if isinstance(system, SecondOrder):
         pair = isinstance(y0, tuple | list) and len(y0) == 2
@@ -207,8 +204,3 @@ def _saved(stepper: Stepper, grid: Grid, y0: Any, rows: Any, saves: Any, between
         return y
     starts = jnp.where(steps == grid.n, grid.t0 + grid.span, grid.t0 + steps * grid.dt)
     return jax.vmap(stepper.partial)(starts, times - starts, y)
-
-
-def clock_of(t: Any, y: Any) -> jax.Array:
-    """Time in the state's own precision."""
-    return jnp.asarray(t).astype(jnp.finfo(state_dtype(y)).dtype)

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..adjoint import Status, Step, failed, state_dtype
+from ..adjoint import Status, Step, failed
+from ..adjoint._trace import state_dtype
 from ._field import TracedField
 from ._grid import Grid, step_times
 from ._method import AbstractMethod
@@ -90,4 +91,3 @@ class Stepper(Step):
         """One shorter step from a grid point to a save time."""
         field, t = self.field.fill(), clock_of(t, y)
         return self.method.step(field, t, clock_of(h, y), y, self.method.begin(field, t, y)).y
-

@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from ..adjoint import Status
@@ -35,7 +36,7 @@ class Trajectory(eqx.Module):
 
     def __str__(self) -> str:
         """A readable summary; values appear only where they are known."""
-        if isinstance(self.t_final, jax.core.Tracer):
+        if isinstance(self.t_final, Tracer):
             return f"Trajectory(traced, {self.stats['steps']} steps)"
         sentence = Status[self.status] if jax.numpy.ndim(self.t_final) == 0 else "a batch of runs"
         shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", self.y)

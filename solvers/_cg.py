@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
-from ..adjoint import Status, resolve_tolerance, while_loop
+from ..adjoint import Status
+from ..adjoint._loops import while_loop
+from ..adjoint._tolerance import resolve_tolerance
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 # A restart from the true residual gains what rounding allows; a third one gains nothing.

@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from ..adjoint import as_unknowns, call_compiled, failed, guard_tangents, implicit_root, raise_if_failed, state_dtype
+from ..adjoint import failed, implicit_root
+from ..adjoint._compile import call_compiled
+from ..adjoint._guard import guard_tangents
+from ..adjoint._status import raise_if_failed
+from ..adjoint._trace import as_unknowns, state_dtype
 from ._lu import LU
 from ._method import AbstractLinearMethod
 from ._solution import Solution
@@ -74,8 +78,8 @@ def linear_solve(
     warm = x0 is not None
     x0 = as_unknowns(x0) if warm else jax.tree.map(jnp.zeros_like, b)
     if not callable(operator):
-        operator = as_unknowns(operator)
-        _check_matrix(operator, b)
+        matrix = operator = as_unknowns(operator)
+        _check_matrix(matrix, b)
     method = method.resolve(state_dtype(b))
     value, status, stats = call_compiled(_linear_solve, (operator, b, x0), method=method, warm=warm)
     if throw:
@@ -97,11 +101,13 @@ def _linear_solve(operator: Operator, b: Any, x0: Any, *, method: AbstractLinear
         x = jax.tree.map(jnp.add, x0, outcome.value)
         return x, (~failed(outcome.status), (outcome.status, outcome.stats))
 
+    apply: Any = operator if callable(operator) else None
+    matrix = None if apply else operator
+
     def residual(x: Any, params: Any) -> Any:
         A, b = params
-        return jax.tree.map(jnp.subtract, operator(x) if A is None else A @ x, b)
+        return jax.tree.map(jnp.subtract, apply(x) if A is None else A @ x, b)
 
-    matrix = None if callable(operator) else operator
     x, (_, (status, stats)) = implicit_root(residual, iterate, solve)(x0, (matrix, b))
     return x, status, stats
 

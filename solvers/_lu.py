@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact
 
-from ..adjoint import Status, vary_together
+from ..adjoint import Status
+from ..adjoint._loops import vary_together
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 
@@ -16,8 +17,9 @@ class LU(AbstractLinearMethod):
     """LU decomposition with partial pivoting: the choice for systems of up to a few thousand unknowns.
 
     Solves A x = b for any nonsingular square A. An operator given as a function is evaluated once per unknown to
-    build its matrix, N² numbers of memory and 2N³/3 operations. Rows and columns are scaled first, so that badly scaled equations are not mistaken for singular ones; a pivot below N times the rounding
-    unit of the scaled matrix is reported as `Status.singular`.
+    build its matrix, N² numbers of memory and 2N³/3 operations. Rows and columns are scaled first, so
+    that badly scaled equations are not mistaken for singular ones; a pivot below N times the rounding unit of the
+    scaled matrix is reported as `Status.singular`.
 
     Source: Golub and Van Loan, *Matrix Computations*, 4th ed., Algorithm 3.4.1 and Section 3.5.2.
     """

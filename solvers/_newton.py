@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
-from ..adjoint import Status, failed, resolve_tolerance, while_loop
+from ..adjoint import Status, failed
+from ..adjoint._loops import while_loop
+from ..adjoint._tolerance import resolve_tolerance
 from ._lu import LU
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
 
@@ -61,7 +63,7 @@ class Newton(AbstractRootMethod):
         """Fill in the default tolerances, or refuse ones out of the dtype's reach."""
         rtol = resolve_tolerance("rtol", self.rtol, 1e-10, dtype)
         atol = resolve_tolerance("atol", None, 1e-12, dtype) if self.atol is None else self.atol
-        return Newton(rtol, atol, self.max_iters, self.linear.resolve(dtype))
+        return Newton(rtol=rtol, atol=atol, max_iters=self.max_iters, linear=self.linear.resolve(dtype))
 
     def solve(self, f: Callable[[Any], Any], guess: Any) -> Outcome:
         """Iterate from `guess`."""
@@ -86,6 +88,7 @@ def _iteration(method: Newton, F: Callable[[jax.Array], jax.Array], s: _State) -
     jacobian = jax.linearize(F, s.u)[1]
     outcome = method.linear.solve(jacobian, -s.F, s.F)
     d = outcome.value
+    assert method.atol is not None and method.rtol is not None  # noqa: PT018 (`resolve` has set them)
     weighted = jnp.abs(d) / (method.atol + method.rtol * jnp.abs(s.u))
     # 0 / 0 where both tolerance and correction vanish: no correction means converged.
     correction = jnp.max(jnp.where(d == 0, 0, weighted), initial=0.0)
@@ -95,7 +98,10 @@ def _iteration(method: Newton, F: Callable[[jax.Array], jax.Array], s: _State) -
     stopped = status_where(
         [
             (~all_finite(s.F), Status.nonfinite),
-            (failed(outcome.status), Status.where(outcome.status == Status.nonfinite, Status.nonfinite, Status.singular)),
+            (
+                failed(outcome.status),
+                Status.where(outcome.status == Status.nonfinite, Status.nonfinite, Status.singular),
+            ),
             (~finite, Status.nonfinite),
             (close, Status.converged),
             (~descended, Status.stalled),

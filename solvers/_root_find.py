@@ -5,17 +5,11 @@ from typing import Any
 
 import equinox as eqx
 
-from ..adjoint import (
-    as_parameters,
-    as_unknowns,
-    call_compiled,
-    failed,
-    guard_tangents,
-    implicit_root,
-    partition,
-    raise_if_failed,
-    state_dtype,
-)
+from ..adjoint import failed, implicit_root
+from ..adjoint._compile import call_compiled
+from ..adjoint._guard import guard_tangents
+from ..adjoint._status import raise_if_failed
+from ..adjoint._trace import as_parameters, as_unknowns, partition, state_dtype
 from ._method import AbstractRootMethod
 from ._newton import Newton
 from ._solution import Solution

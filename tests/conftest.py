@@ -10,6 +10,6 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import jax  # noqa: E402 (the flags are read at import)
+import jax
 
 jax.config.update("jax_enable_x64", True)

@@ -9,7 +9,6 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-
 # Exact counts of optimal schedules, for pairs of steps and snapshots; made independently of this package.
 REVOLVE_TABLE = [
     {key: int(row[key]) for key in ("n", "s", "r", "A_untaped_advances", "B_no_turn")}

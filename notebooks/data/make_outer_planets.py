@@ -40,7 +40,14 @@ def main() -> None:
     table = np.concatenate([found[n][0] - barycentre[0] for n in OUTER], axis=1)
     header = ",".join(["jd", *(f"{n}_{c}_au" for n in OUTER for c in "xyz")])
     rows = np.column_stack([jd, table])
-    np.savetxt(HERE / "outer_planets.csv", rows, fmt=["%.1f"] + ["%.13g"] * 12, delimiter=",", header=header, comments="")
+    np.savetxt(
+        HERE / "outer_planets.csv",
+        rows,
+        fmt=["%.1f"] + ["%.13g"] * 12,
+        delimiter=",",
+        header=header,
+        comments="",
+    )
     radii = {"mercury": 0.38709927, "venus": 0.72333566, "earthmoon": 1.00000261, "mars": 1.52371034}
     known = {
         "source": "DE421 by way of the PyPI packages de421 2008.1 and jplephem",

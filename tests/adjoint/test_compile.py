@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Counter
-
 from tapeless import sim, solvers
 
 RATE = 0.5
@@ -88,9 +87,12 @@ def test_many_captures_are_told_once() -> None:
     def make(k: float) -> Any:
         return lambda u, p: u - k * p
 
-    with pytest.warns(UserWarning, match="Pass changing numbers through `params`") as caught:
+    def solve_many() -> None:
         for i in range(25):
             solvers.root_find(make(float(i)), 0.0, 1.0)
+
+    with pytest.warns(UserWarning, match="Pass changing numbers through `params`") as caught:
+        solve_many()
     assert len(caught) == 1
 
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Counter, equations, max_error
-
 from tapeless import adjoint, checkpointing, sim, solvers
 
 
@@ -62,7 +61,9 @@ def test_the_users_function_is_traced_once(snapshots: int) -> None:
             counter.traces += 1
             return jnp.sin(u), None
 
-        jax.jit(transform(lambda u, step=step: jnp.sum(checkpointing.scan(step, u, length=20, checkpoint=snapshots)[0])))(U)
+        jax.jit(
+            transform(lambda u, step=step: jnp.sum(checkpointing.scan(step, u, length=20, checkpoint=snapshots)[0]))
+        )(U)
         assert counter.traces == 1
 
 

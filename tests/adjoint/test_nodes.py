@@ -11,7 +11,6 @@ import pytest
 from helpers import max_error
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-
 from tapeless import checkpointing, sim, solvers
 
 A = jnp.array([[4.0, 1.0, 0.3], [1.0, 3.0, -0.5], [0.3, -0.5, 2.0]])
@@ -29,7 +28,10 @@ class Node(NamedTuple):
 def cubic(u: Any, params: Any) -> Any:
     """A root problem on a pytree, with integer, None, string and function leaves among its parameters."""
     p = params["p"][params["index"]]
-    return {"a": u["a"] ** 3 + params["count"] * u["a"] + A[0, 1] * params["shape"](u["b"]) - p[:2], "b": u["b"] - p[2:] ** 2}
+    return {
+        "a": u["a"] ** 3 + params["count"] * u["a"] + A[0, 1] * params["shape"](u["b"]) - p[:2],
+        "b": u["b"] - p[2:] ** 2,
+    }
 
 
 def root_node(p: Any) -> Any:
@@ -73,12 +75,23 @@ def loop(scan: Any, p: Any) -> Any:
 
 
 def pendulum(t: Any, y: Any, params: Any) -> Any:
-    return {"q": y["v"], "v": -params[0] * jnp.sin(y["q"]) - params[1] * y["v"] + A[0, 2] * jnp.cos(params[2] * t)}
+    return {
+        "q": y["v"],
+        "v": -params[0] * jnp.sin(y["q"]) - params[1] * y["v"] + A[0, 2] * jnp.cos(params[2] * t),
+    }
 
 
 def simulated(method: Any, p: Any) -> Any:
     run = sim.simulate(
-        pendulum, {"q": p[:1], "v": p[1:2]}, p, t0=0.0, t1=0.5, dt=0.1, method=method, save_at=np.array([0.2, 0.5]), checkpoint=2
+        pendulum,
+        {"q": p[:1], "v": p[1:2]},
+        p,
+        t0=0.0,
+        t1=0.5,
+        dt=0.1,
+        method=method,
+        save_at=np.array([0.2, 0.5]),
+        checkpoint=2,
     )
     return jnp.concatenate([run.y["q"][0], run.y["v"][1], run.y_final["q"]])
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from tapeless import adjoint, solvers
 
 METHODS = {"cg": solvers.CG(rtol=1e-13), "lu": solvers.LU()}
@@ -127,9 +126,7 @@ def test_s36_complex_systems(method: Any) -> None:
     g = jax.grad(loss, argnums=1)(hermitian, b)
     assert np.allclose([g[0].real, -g[0].imag, g[1].real, -g[1].imag], (4 / 3, 0, 0, 2 / 3), rtol=0, atol=1e-12)
     g = jax.grad(loss, argnums=1)(jnp.array([[2.0, 1.5], [1.5, 3.0]]) + 0j, b)
-    assert np.allclose(
-        [g[0].real, -g[0].imag, g[1].real, -g[1].imag], (1.28, -0.64, -0.64, 0.32), rtol=0, atol=1e-12
-    )
+    assert np.allclose([g[0].real, -g[0].imag, g[1].real, -g[1].imag], (1.28, -0.64, -0.64, 0.32), rtol=0, atol=1e-12)
 
 
 def test_empty_and_misshapen_systems() -> None:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from tapeless import adjoint, solvers
 
 TIGHT = solvers.Newton(rtol=1e-13, atol=1e-14)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 from helpers import REVOLVE_TABLE as TABLE
-
 from tapeless.checkpointing import Advance, Restore, Store, binomial
+
 
 def replay(schedule: binomial) -> tuple[int, int]:
     """Run the actions on a model of memory; return advances and the peak number of snapshots."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers import REVOLVE_TABLE, Counter, equations, max_error
 from jax import lax
-
 from tapeless import adjoint, checkpointing
+from tapeless.checkpointing._rollout import Rollout
 
 W = jnp.array([[0.5, -0.3, 0.1], [0.2, 0.4, -0.6], [0.7, 0.1, 0.3]])
 
@@ -35,7 +35,9 @@ def loss(scan: Any, theta: Any, u: Any, xs: Any, **options: Any) -> Any:
 def test_gradients_equal_those_of_lax_scan(n: int, snapshots: int, reverse: bool) -> None:
     """Assert values and gradients with respect to closure, state and inputs; n around β(s, r) and below s."""
     args = (W, jnp.array([0.3, -0.2, 0.5]), jnp.linspace(0.1, 0.8, n))
-    got = jax.jit(jax.value_and_grad(lambda *a: loss(checkpointing.scan, *a, reverse=reverse, checkpoint=snapshots), (0, 1, 2)))
+    got = jax.jit(
+        jax.value_and_grad(lambda *a: loss(checkpointing.scan, *a, reverse=reverse, checkpoint=snapshots), (0, 1, 2))
+    )
     expected = jax.jit(jax.value_and_grad(lambda *a: loss(lax.scan, *a, reverse=reverse), (0, 1, 2)))
     assert max_error(got(*args), expected(*args)) < 1e-14
 
@@ -47,7 +49,12 @@ def test_gradients_equal_those_of_lax_scan(n: int, snapshots: int, reverse: bool
         (lambda c, _: (c * 2, None), 1.0, None, 4),
         (lambda c, x: (c + x, c), 1.0, np.arange(4.0), None),
         (lambda c, x: (None, x), None, jnp.arange(4), None),
-        (lambda c, x: ((c[0] + 1, {"b": c[1]["b"] * x}), (x, None)), (0, {"b": jnp.ones(2)}), jnp.ones((4, 2)), 4),
+        (
+            lambda c, x: ((c[0] + 1, {"b": c[1]["b"] * x}), (x, None)),
+            (0, {"b": jnp.ones(2)}),
+            jnp.ones((4, 2)),
+            4,
+        ),
         (lambda c, x: (c * x, c), jnp.float32(1), jnp.ones(4, jnp.float32), None),
     ],
     ids=["no xs", "weak types and NumPy", "no carry", "pytrees", "float32"],
@@ -65,7 +72,7 @@ def test_a_loop_of_no_steps_is_the_identity(checkpoint: Any) -> None:
     """Assert the initial state, empty outputs, and the gradient of the identity."""
     carry, ys = checkpointing.scan(lambda u, x: (u * x, u), 2.0, jnp.zeros(0), checkpoint=checkpoint)
     assert (float(carry), ys.shape) == (2.0, (0,))
-    f = lambda u: checkpointing.scan(lambda u, x: (u * x, u), u, jnp.zeros(0), checkpoint=checkpoint)[0]  # noqa: E731
+    f = lambda u: checkpointing.scan(lambda u, x: (u * x, u), u, jnp.zeros(0), checkpoint=checkpoint)[0]
     assert float(jax.grad(f)(2.0)) == 1.0
 
 
@@ -133,7 +140,7 @@ def test_a_run_without_gradient_keeps_nothing() -> None:
     """Assert that temporaries of a plain run do not grow with the number of steps, nor those of a gradient."""
 
     def bytes_of(n: int, transform: Any) -> int:
-        f = lambda u: jnp.sum(checkpointing.scan(lambda u, _: (jnp.sin(u), None), u, length=n, checkpoint=8)[0])  # noqa: E731
+        f = lambda u: jnp.sum(checkpointing.scan(lambda u, _: (jnp.sin(u), None), u, length=n, checkpoint=8)[0])
         return jax.jit(transform(f)).lower(jnp.ones(4096)).compile().memory_analysis().temp_size_in_bytes
 
     state = 4096 * 8
@@ -145,7 +152,7 @@ def test_the_graph_does_not_grow() -> None:
     """Assert as many equations in a gradient for 100 steps as for 100,000."""
 
     def count(n: int) -> int:
-        f = lambda u: checkpointing.scan(lambda u, _: (jnp.sin(u), None), u, length=n, checkpoint=8)[0]  # noqa: E731
+        f = lambda u: checkpointing.scan(lambda u, _: (jnp.sin(u), None), u, length=n, checkpoint=8)[0]
         return sum(1 for _ in equations(jax.make_jaxpr(jax.grad(f))(1.0)))
 
     assert count(100) == count(100_000)
@@ -155,7 +162,7 @@ def test_large_residuals_are_not_all_stored_by_default() -> None:
     """Assert the fixed rule: everything while it fits 256 MB, then near √(2n) snapshots."""
 
     def bytes_of(n: int) -> int:
-        f = lambda u: jnp.sum(checkpointing.scan(lambda u, _: (jnp.sin(u) * u, None), u, length=n)[0])  # noqa: E731
+        f = lambda u: jnp.sum(checkpointing.scan(lambda u, _: (jnp.sin(u) * u, None), u, length=n)[0])
         return jax.jit(jax.grad(f)).lower(jnp.ones(10_000)).compile().memory_analysis().temp_size_in_bytes
 
     assert bytes_of(1000) > 1000 * 80_000
@@ -181,7 +188,7 @@ def test_a_step_with_its_own_pullback_is_not_replayed() -> None:
     step = Halving()
 
     def final(k: Any, n: int, s: int) -> Any:
-        rollout = checkpointing.Rollout(
+        rollout = Rollout(
             lambda consts, carry, xs: (step.advance(carry, (consts, xs)), []),
             n,
             s,
@@ -196,5 +203,5 @@ def test_a_step_with_its_own_pullback_is_not_replayed() -> None:
     for n, s in ((10, 3), (57, 5)):
         got = jax.jit(jax.grad(final), static_argnums=(1, 2))(0.1, n, s)
         assert counter.settle() == checkpointing.binomial(n, s).advances + 1
-        x = lambda k, n=n: lax.fori_loop(0, n, lambda _, x: x - k * x**3, 0.8)  # noqa: E731
+        x = lambda k, n=n: lax.fori_loop(0, n, lambda _, x: x - k * x**3, 0.8)
         assert float(got) == pytest.approx(float(jax.jvp(x, (0.1,), (1.0,))[1]), rel=1e-13)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import max_error
-
 from tapeless import sim
 
 METHODS = {
@@ -70,7 +69,9 @@ def test_discrete_gradient_is_exact(name: str) -> None:
         return 1 + z * sum(b * k for b, k in zip(tableau.b, ks, strict=True))
 
     def run(a: Any, y0: Any, checkpoint: Any) -> Any:
-        return sim.simulate(lambda t, y, a: a * y, y0, a, t0=0, t1=n * h, dt=h, method=method, checkpoint=checkpoint).y_final
+        return sim.simulate(
+            lambda t, y, a: a * y, y0, a, t0=0, t1=n * h, dt=h, method=method, checkpoint=checkpoint
+        ).y_final
 
     for checkpoint in (None, 1, 3):
         got = jax.value_and_grad(run, argnums=(0, 1))(-0.8, 1.7, checkpoint)
@@ -98,7 +99,15 @@ def test_s59_verlet_against_its_closed_form(n: int, x: float, slope: float, slot
     def run(w: Any, **options: Any) -> Any:
         oscillator = sim.SecondOrder(lambda t, q, v, w: -(w**2) * q)
         return sim.simulate(
-            oscillator, (1.0, 0.0), w, t0=0, t1=0.1 * n, dt=0.1, method=sim.VelocityVerlet(), checkpoint=slots, **options
+            oscillator,
+            (1.0, 0.0),
+            w,
+            t0=0,
+            t1=0.1 * n,
+            dt=0.1,
+            method=sim.VelocityVerlet(),
+            checkpoint=slots,
+            **options,
         )
 
     value, gradient = jax.value_and_grad(lambda w: run(w).y_final[0])(1.0)
@@ -138,7 +147,6 @@ def test_methods_that_need_an_acceleration_say_so() -> None:
 def test_implicit_steps_are_not_solved_again_in_reverse() -> None:
     """Assert that a gradient through implicit steps makes t(n, s) + 1 solves, counted inside the rate."""
     from helpers import Counter
-
     from tapeless import checkpointing, solvers
 
     counter = Counter()
@@ -165,7 +173,7 @@ def test_step_pullbacks_are_adjoint_to_tangents() -> None:
     rng = np.random.default_rng(1)
     d, c = rng.standard_normal(), jnp.asarray(rng.standard_normal(2))
     for method in METHODS.values():
-        f = lambda p, method=method: final(method, 0.25, p, checkpoint=2)  # noqa: E731
+        f = lambda p, method=method: final(method, 0.25, p, checkpoint=2)
         forward = c @ jax.jvp(f, (1.3,), (d,))[1]
         reverse = jax.vjp(f, 1.3)[1](c)[0] * d
         assert float(forward) == pytest.approx(float(reverse), rel=1e-12)

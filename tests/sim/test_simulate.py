@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import equations, max_error
-
 from tapeless import adjoint, sim
 
 RK4 = sim.RK4()
@@ -30,9 +29,9 @@ def test_s01_empty_span() -> None:
     trajectory = run(lambda t, y, p: y, jnp.ones(1), t1=0.0, save_at=[0.0, 0.0])
     assert trajectory.stats["steps"] == 0
     assert np.array_equal(trajectory.y, np.ones((2, 1)))
-    total = lambda y0: jnp.sum(run(lambda t, y, p: y, y0, t1=0.0, save_at=[0.0, 0.0]).y)  # noqa: E731
+    total = lambda y0: jnp.sum(run(lambda t, y, p: y, y0, t1=0.0, save_at=[0.0, 0.0]).y)
     assert float(jax.grad(total)(jnp.ones(1))[0]) == 2.0
-    lone = lambda y0: run(lambda t, y, p: -y, y0, t1=2.0, dt=0.01, save_at=[2.0]).y[0]  # noqa: E731
+    lone = lambda y0: run(lambda t, y, p: -y, y0, t1=2.0, dt=0.01, save_at=[2.0]).y[0]
     assert float(lone(1.0)) == pytest.approx(0.135335283236613, abs=1e-9)
     assert float(jax.grad(lone)(1.0)) == pytest.approx(0.135335283236613, abs=1e-9)
 
@@ -57,7 +56,7 @@ def test_s03_backward_in_time() -> None:
     trajectory = run(lambda t, y, p: -2 * y, 1.0, t0=1.0, t1=0.0, dt=-1 / 90, method=DP8, save_at=times)
     assert np.allclose(trajectory.y, np.exp(2 * (1 - times)), rtol=1e-12)
     assert float(trajectory.y_final) == pytest.approx(7.38905609893065, rel=1e-12)
-    grow = lambda p, u1: run(lambda t, u, p: p * u, u1, p, t0=1.0, t1=0.0, dt=-0.02, method=DP8).y_final  # noqa: E731
+    grow = lambda p, u1: run(lambda t, u, p: p * u, u1, p, t0=1.0, t1=0.0, dt=-0.02, method=DP8).y_final
     value, gradient = jax.value_and_grad(grow, argnums=(0, 1))(1.01, 0.1)
     assert float(value) == pytest.approx(0.0364218979571523, abs=1e-13)
     assert np.allclose(gradient, (-0.0364218979571523, 0.364218979571523), rtol=0, atol=1e-12)
@@ -91,7 +90,7 @@ def test_s05_a_remainder_shortens_the_last_step() -> None:
     assert run(lambda t, y, p: -y, 1.0, dt=0.3).stats["steps"] == 4
     assert float(of_dt(0.3)) == pytest.approx(float(closed(0.3)), abs=1e-14)
     assert float(jax.grad(of_dt)(0.3)) == pytest.approx(float(jax.grad(closed)(0.3)), abs=1e-13)
-    ramp = lambda t1, dt: run(lambda t, y, p: jnp.ones_like(y), 0.0, t1=t1, dt=dt).y_final  # noqa: E731
+    ramp = lambda t1, dt: run(lambda t, y, p: jnp.ones_like(y), 0.0, t1=t1, dt=dt).y_final
     assert np.allclose(jax.grad(ramp, argnums=(0, 1))(1.0, 0.3), (1.0, 0.0), rtol=0, atol=1e-14)
 
 
@@ -108,7 +107,7 @@ def test_s06_a_float32_clock_neither_drifts_nor_sticks() -> None:
 
 def test_s07_nothing_is_evaluated_outside_the_span() -> None:
     """Assert case S07: a rate that is NaN at time zero and beyond the end is never asked there."""
-    inside = lambda t, y, p: jnp.where((t >= 1) & (t <= 2), y / t, jnp.nan)  # noqa: E731
+    inside = lambda t, y, p: jnp.where((t >= 1) & (t <= 2), y / t, jnp.nan)
     assert float(run(inside, 1.0, t0=1.0, t1=2.0, dt=0.01).y_final) == pytest.approx(2.0, abs=1e-9)
 
 
@@ -127,7 +126,9 @@ def test_s17_all_four_derivatives() -> None:
     """Assert case S17: q0, p, t0 and t1, in reverse and forward mode, with and without checkpoints."""
 
     def q(q0: Any, p: Any, t0: Any, t1: Any, checkpoint: Any = None) -> Any:
-        return run(lambda t, q, p: q / p * t**2, q0, p, t0=t0, t1=t1, dt=0.02, method=DP8, checkpoint=checkpoint).y_final
+        return run(
+            lambda t, q, p: q / p * t**2, q0, p, t0=t0, t1=t1, dt=0.02, method=DP8, checkpoint=checkpoint
+        ).y_final
 
     at = (7.1, 2.0, 0.7, 2.3)
     expected = (7.17545853317667, -50.1985511702996, -12.4817101184608, 134.751523523791)
@@ -141,7 +142,7 @@ def test_s18_start_and_save_times() -> None:
     """Assert case S18: derivatives with respect to t0 and to save times, on and between grid points."""
 
     def y(t0: Any, times: Any, a: Any) -> Any:
-        rate = lambda t, y, a: jnp.cos(a * t)  # noqa: E731
+        rate = lambda t, y, a: jnp.cos(a * t)
         return run(rate, 0.0, a, t0=t0, t1=1.2, dt=0.1, method=DP8, save_at=times).y
 
     times = jnp.array([0.45, 1.1])
@@ -159,7 +160,7 @@ def test_s18_start_and_save_times() -> None:
 def test_saves_in_any_order(times: list[float]) -> None:
     """Assert states at save times, sorted or not, repeated, at the ends, between steps, or none at all."""
     y0 = {"a": jnp.array([1.0, 2.0]), "b": 0.5}
-    rate = lambda t, y, k: jax.tree.map(lambda x: -k * x, y)  # noqa: E731
+    rate = lambda t, y, k: jax.tree.map(lambda x: -k * x, y)
     trajectory = run(rate, y0, 0.7, method=DP8, save_at=np.array(times))
     assert trajectory.y["a"].shape == (len(times), 2)
     assert trajectory.y["b"].shape == (len(times),)
@@ -191,7 +192,7 @@ def test_s48_integer_and_none_leaves() -> None:
     params = {"a": 0.2, "b": 1, "none": None, "index": np.array([0, 1]), "name": "decay"}
 
     def y1(a: Any) -> Any:
-        rate = lambda t, y, p: -p["a"] * y[p["index"]] + p["b"]  # noqa: E731
+        rate = lambda t, y, p: -p["a"] * y[p["index"]] + p["b"]
         return run(rate, jnp.array([2.0, 3.0]), params | {"a": a}, method=DP8).y_final
 
     assert np.allclose(y1(0.2), (2.54380774076605, 3.36253849384404), rtol=0, atol=1e-13)
@@ -201,7 +202,7 @@ def test_s48_integer_and_none_leaves() -> None:
 @pytest.mark.parametrize("y0", [(1, 0), (1, 0.0), (np.int32(1), np.float64(0))], ids=str)
 def test_s49_integer_states_become_floats(y0: Any) -> None:
     """Assert case S49: the same numbers for every spelling of the initial state."""
-    rate = lambda t, y, p: (y[1], -jnp.pi * y[0] - 0.5 * y[1])  # noqa: E731
+    rate = lambda t, y, p: (y[1], -jnp.pi * y[0] - 0.5 * y[1])
     x, v = run(rate, y0, t1=5.0, dt=0.05, method=DP8).y_final
     assert np.allclose((x, v), (-0.203150956137928, -0.310878567521218), rtol=0, atol=1e-12)
 
@@ -215,7 +216,7 @@ def test_s50_complex_states() -> None:
 
         expected = np.exp(-1j) * np.array([1, 1j])
         assert np.allclose(real_part(1.0), expected, rtol=0, atol=tolerance)
-        slope = jax.grad(lambda t1: real_part(t1)[0].real)(1.0)  # noqa: B023
+        slope = jax.grad(lambda t1: real_part(t1)[0].real)(1.0)
         assert float(slope) == pytest.approx(-0.841470984807897, abs=tolerance)
 
 
@@ -230,7 +231,11 @@ def test_s51_states_without_entries() -> None:
 def test_s52_wrong_shapes_are_one_error() -> None:
     """Assert case S52: expected and received, nothing broadcast, and the user's own exception first."""
     cases = [
-        (lambda t, y, p: jnp.ones(1), 1.0, r"shapes of `y`. Expected \['float64\[\]'\], got \['float64\[1\]'\]"),
+        (
+            lambda t, y, p: jnp.ones(1),
+            1.0,
+            r"shapes of `y`. Expected \['float64\[\]'\], got \['float64\[1\]'\]",
+        ),
         (lambda t, y, p: jnp.float64(1), jnp.ones(3), r"Expected \['float64\[3\]'\], got \['float64\[\]'\]"),
         (lambda t, y, p: (y["q"], y["p"]), {"q": 1.0, "p": 1.0}, "structure of `y`. Expected PyTreeDef"),
         (lambda t, y, p: 1j * y, 1.0, "real values for a real state"),
@@ -248,7 +253,7 @@ def test_s52_wrong_shapes_are_one_error() -> None:
 
 def test_s53_second_derivatives_and_forward_mode() -> None:
     """Assert case S53 in every mixture of the modes."""
-    y = lambda z: run(lambda t, y, z: -z * y, 2.0, z, dt=0.02, method=DP8, checkpoint=4).y_final  # noqa: E731
+    y = lambda z: run(lambda t, y, z: -z * y, 2.0, z, dt=0.02, method=DP8, checkpoint=4).y_final
     assert float(y(2.3)) == pytest.approx(0.200517687445607, abs=1e-13)
     for first in (jax.grad, jax.jacfwd):
         assert float(first(y)(2.3)) == pytest.approx(-0.200517687445607, abs=1e-12)
@@ -298,10 +303,10 @@ def test_bad_input_is_one_error() -> None:
 
 def test_a_blown_up_run_is_told() -> None:
     """Assert that a state which overflows raises a sentence, and that its gradient is an error as well."""
-    explode = lambda t, y, p: y**2  # noqa: E731
+    explode = lambda t, y, p: y**2
     with pytest.raises(adjoint.SolveError, match=r"simulate: A value became infinite or NaN.*smaller `dt`"):
         run(explode, 1.0, t1=3.0)
-    quiet = lambda y0: run(explode, y0, t1=3.0, throw=False).y_final  # noqa: E731
+    quiet = lambda y0: run(explode, y0, t1=3.0, throw=False).y_final
     assert not np.isfinite(quiet(1.0))
     with pytest.raises(adjoint.SolveError, match="derivative was asked for"):
         jax.grad(quiet)(1.0)
@@ -352,13 +357,13 @@ def test_float32_throughout(method: Any) -> None:
 
 def test_schedules_do_not_change_the_gradient() -> None:
     """Assert bitwise equal gradients for every number of snapshots."""
-    rate = lambda t, y, p: jnp.stack([y[1], p * (1 - y[0] ** 2) * y[1] - y[0]])  # noqa: E731
-    f = lambda p, c: jnp.sum(run(rate, jnp.array([2.0, 0.1]), p, t1=5.0, dt=0.05, checkpoint=c).y_final)  # noqa: E731
+    rate = lambda t, y, p: jnp.stack([y[1], p * (1 - y[0] ** 2) * y[1] - y[0]])
+    f = lambda p, c: jnp.sum(run(rate, jnp.array([2.0, 0.1]), p, t1=5.0, dt=0.05, checkpoint=c).y_final)
     results = [float(jax.grad(f)(0.8, c)) for c in (None, 1, 2, 7, 100, 1000)]
     assert len(set(results)) == 1
 
 
 def test_jit_and_eager_agree() -> None:
     """Assert the same numbers with and without an outer jit."""
-    f = lambda p: jnp.sum(run(decay, jnp.array([1.0, 2.0]), p, save_at=[0.33, 1.0]).y)  # noqa: E731
+    f = lambda p: jnp.sum(run(decay, jnp.array([1.0, 2.0]), p, save_at=[0.33, 1.0]).y)
     assert max_error(jax.jit(jax.value_and_grad(f))(0.7), jax.value_and_grad(f)(0.7)) < 1e-15
