@@ -10,10 +10,10 @@ demo: $(VENV)/installed
 	$(RUN) notebooks/run.py weigh_the_planets
 
 test: $(STAMP)
-	$(RUN) -m pytest -q -m "not slow"
+	$(RUN) -m pytest -q -m "not slow" -n 2
 
 test-slow: $(STAMP)
-	$(RUN) -m pytest -q -m slow
+	$(RUN) -m pytest -q -m slow -n 2
 
 check: $(STAMP)
 	$(RUN) -m ruff format --check .

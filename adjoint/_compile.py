@@ -1,101 +1,28 @@
 """Calls compile themselves: one compilation for the same function with new numbers.
 
 `call_compiled(implementation, args, **options)` runs `implementation(*args, **options)` under jit. Arrays and
-numbers in `args` are traced; all else is static. Functions are keyed by identity *and* by what they captured, so
-that changing a global constant that a rate reads is never answered from a stale compilation.
+numbers in `args` are traced; all else is static. Functions are compared by their code *and* by everything they
+captured, so that a fresh lambda compiles nothing, and nothing that a rate reads can change behind a compilation.
 """
 
-import dataclasses
-import functools
-import types
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
-from jax.core import Tracer
 
+from ._captures import Captured
 from ._trace import define_by_run, partition
 
 FRESH_LIMIT = 10
+_KEEP = 256
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
-_IGNORED = (types.ModuleType, types.BuiltinFunctionType, type)
-_JITTED: dict[Any, Any] = {}
-_KEYS: set["_Key"] = set()
+_COMPILED: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
 _FRESH: Counter[Any] = Counter()
-
-
-class _Key:
-    """The static part of a call, compared by value.
-
-    Two functions are the same if their code is and if all they captured is: a fresh lambda compiles nothing.
-    """
-
-    def __init__(self, static: Any):
-        self.static = static
-        leaves, tree = jax.tree.flatten(static)
-        self.captured = [c for leaf in leaves for c in captures(leaf)]
-        self.codes = [leaf.__code__ for leaf in leaves if isinstance(leaf, types.FunctionType)]
-        self.call = (tree, tuple(map(_token, leaves)))
-        self._value = (*self.call, tuple(map(_token, self.captured)))
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._value == other._value
-
-
-def _token(value: Any) -> Any:
-    # Type and value for what can change under the same name (True == 1 == 1.0 in Python), identity for the
-    # rest. The key keeps the objects alive, so an identity is never reused.
-    if isinstance(value, _CONSTANTS):
-        return type(value), value
-    if isinstance(value, types.FunctionType):
-        return value.__code__
-    if isinstance(value, types.MethodType):
-        return value.__func__.__code__, id(value.__self__)
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype.str, value.tobytes()
-    if isinstance(value, list | tuple | dict):
-        leaves, tree = jax.tree.flatten(value)
-        return tree, tuple(map(_token, leaves))
-    return value if _is_value(value) else id(value)
-
-
-def _is_value(x: Any) -> bool:
-    """Whether an object is compared by its contents (a method's settings), not by where it lives."""
-    return isinstance(x, eqx.Module) or (dataclasses.is_dataclass(x) and type(x).__hash__ is not object.__hash__)
-
-
-def captures(fun: Any, seen: set[int] | None = None) -> list[Any]:
-    """Everything a Python callable reads from its closure, globals, defaults and `self`, functions included."""
-    seen = set() if seen is None else seen
-    if isinstance(fun, functools.partial):
-        return [*fun.args, *fun.keywords.values(), fun.func, *captures(fun.func, seen)]
-    if isinstance(fun, types.MethodType):
-        return [*getattr(fun.__self__, "__dict__", {}).values(), *captures(fun.__func__, seen)]
-    if not isinstance(fun, types.FunctionType) or id(fun) in seen:
-        return []
-    seen.add(id(fun))
-    found = [*(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
-    for cell in fun.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:  # a name that is bound later
-            continue
-    found += [fun.__globals__[name] for name in _names(fun.__code__) if name in fun.__globals__]
-    found = [x for x in found if not isinstance(x, _IGNORED)]
-    return found + [c for x in found for c in captures(x, seen)]
-
-
-def _names(code: types.CodeType) -> list[str]:
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return sorted(set(code.co_names).union(*map(_names, inner)))
+# Places in a call's captures that tracing itself changes (a counter, a list appended to): they decide nothing.
+_WRITTEN: dict[Any, set[tuple[int, ...]]] = {}
 
 
 def call_compiled(implementation: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Any:
@@ -103,34 +30,63 @@ def call_compiled(implementation: Callable[..., Any], args: tuple[Any, ...], **o
     if define_by_run():
         return implementation(*args, **options)
     dynamic, static = partition(args)
-    key = _Key((static, options))
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(key.captured)):
-        # A function that closes over values being differentiated belongs to this one call.
-        return jax.jit(lambda dynamic: implementation(*eqx.combine(dynamic, static), **options))(dynamic)
-    _warn_of_fresh_functions(key)
-    return _jitted(implementation)(key, dynamic)
 
-
-def _jitted(implementation: Callable[..., Any]) -> Any:
-    def run(key: _Key, dynamic: Any) -> Any:
-        static, options = key.static
+    def run(dynamic: Any) -> Any:
         return implementation(*eqx.combine(dynamic, static), **options)
 
-    if implementation not in _JITTED:
-        run.__name__ = implementation.__name__.strip("_")
-        _JITTED[implementation] = jax.jit(run, static_argnums=0)
-    return _JITTED[implementation]
+    run.__name__ = implementation.__name__.strip("_")
+    leaves, tree = jax.tree.flatten((static, options))
+    captured = Captured()
+    tokens = captured.tokens(leaves)
+    if captured.traced:
+        # A function that closes over values being differentiated belongs to this one call.
+        return jax.jit(run)(dynamic)
+    call = (implementation, tree, tuple(getattr(leaf, "__code__", type(leaf)) for leaf in leaves))
+    key = (call, _without(tokens, _WRITTEN.get(call, set())))
+    if key in _COMPILED:
+        _COMPILED.move_to_end(key)
+        return _COMPILED[key][0](dynamic)
+    _warn_of_changing_captures(call, leaves)
+    jitted = jax.jit(run)
+    result = jitted(dynamic)
+    written = _differences(tokens, Captured().tokens(leaves))
+    if written:
+        _WRITTEN[call] = _WRITTEN.get(call, set()) | written
+        key = (call, _without(tokens, _WRITTEN[call]))
+    _COMPILED[key] = jitted, captured.kept
+    if len(_COMPILED) > _KEEP:
+        _COMPILED.popitem(last=False)
+    return result
 
 
-def _warn_of_fresh_functions(key: _Key) -> None:
-    if key in _KEYS:
+def _differences(a: Any, b: Any, path: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
+    """Paths at which two nested tuples differ."""
+    if a == b:
+        return set()
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return set().union(*(_differences(x, y, (*path, i)) for i, (x, y) in enumerate(zip(a, b, strict=True))))
+    return {path}
+
+
+def _without(token: Any, paths: set[tuple[int, ...]], path: tuple[int, ...] = ()) -> Any:
+    """A nested tuple with the entries at `paths` blanked."""
+    if path in paths:
+        return "written"
+    if not paths or not isinstance(token, tuple):
+        return token
+    return tuple(_without(x, paths, (*path, i)) for i, x in enumerate(token))
+
+
+def _warn_of_changing_captures(call: Any, leaves: list[Any]) -> None:
+    """Tell once that the same function is compiled again and again because of what it captures."""
+    names = ", ".join(f"`{leaf.__qualname__}`" for leaf in leaves if hasattr(leaf, "__code__"))
+    if not names:
         return
-    _KEYS.add(key)
-    _FRESH[key.call] += 1
-    if _FRESH[key.call] == FRESH_LIMIT:
-        names = ", ".join(f"`{code.co_qualname}`" for code in key.codes)
+    count = (call, tuple(repr(leaf) for leaf in leaves if not callable(leaf)))
+    _FRESH[count] += 1
+    if _FRESH[count] == FRESH_LIMIT:
         message = (
             f"{names} was compiled {FRESH_LIMIT} times, since something that it captures changed each time. Pass "
             "changing numbers through `params`, or put the whole computation under `jax.jit`."
         )
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=5)

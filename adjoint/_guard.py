@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
 
 from ._status import SolveError, Status, fail_at_run_time, failed, poison, sentence
+from ._tie import tie
 
 guard_p = jex.Primitive("guard")
 
@@ -77,8 +78,7 @@ def guard_tangents(value: Any, status: Status, what: str) -> Any:
 
     @jax.custom_jvp
     def identity(value: Any, code: Any) -> Any:
-        del code
-        return value
+        return tie(value, value, code)
 
     def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
         value, code = primals

@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ._node import linear_node
 from ._status import poison
+from ._tie import tie
 
 Arrays = list[Any]
 Action = Callable[[Sequence[Any], Arrays], Arrays]
@@ -41,7 +42,7 @@ class LinearSystem(NamedTuple):
 def _solve_node(system: LinearSystem) -> Callable[[Arrays, Arrays], Arrays]:
     def linear_solve(residuals: Arrays, b: Arrays) -> Arrays:
         x, ok = system.solver(lambda v: system.action(residuals, v), b)
-        return poison(x, jnp.logical_not(ok))
+        return tie(poison(x, jnp.logical_not(ok)), residuals, b)
 
     def rule(primals: Any, tangents: Any) -> tuple[Arrays, Arrays]:
         residuals, b = primals

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from ._linear_system import LinearSystem
 from ._node import linear_node
 from ._status import poison
+from ._tie import tie
 from ._trace import define_by_run, differentiable, trace_unknown, zero_tangent
 
 Residual = Callable[[Any, Any], Any]
@@ -131,6 +132,15 @@ class _Problem:
         same = self.traced.out_tree == self.structure and all(
             a.shape == b.shape for a, b in zip(jax.tree.leaves(expected), self.traced.out_avals, strict=True)
         )
+        if same and any(
+            jnp.iscomplexobj(a) and not jnp.iscomplexobj(x)
+            for a, x in zip(self.traced.out_avals, jax.tree.leaves(guess), strict=True)
+        ):
+            message = (
+                f"`residual` must return real values for real unknowns. Expected {expected}, got {got}. Start from a "
+                "complex guess (a complex right-hand side for a linear solve), or take real parts."
+            )
+            raise ValueError(message)
         if not same:
             message = (
                 f"`residual` must return one value for each unknown. Expected {expected} (as `guess`), got {got}. "
@@ -152,7 +162,7 @@ class _Problem:
             return jax.tree.unflatten(self.structure, self.flat_residual(jax.tree.leaves(u), theta))
 
         u, (converged, aux) = self.solve(f, jax.tree.unflatten(self.structure, guess))
-        return jax.tree.leaves(u), converged, aux
+        return tie((jax.tree.leaves(u), converged, aux), guess, theta)
 
     def _tangent(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         u, converged, aux = self.root(*primals)

@@ -32,6 +32,10 @@ class Status(eqx.Enumeration):
         "The iteration stopped making progress before the tolerance was met. The tolerance may be below what the "
         "dtype can resolve (use float64, or loosen `rtol`/`atol`), or there is no root near the guess."
     )
+    nonlinear = (
+        "The operator is not linear: it changes by other amounts than its derivative says. Use `root_find` for "
+        "nonlinear equations, or check that `v -> A v` does not clip, square or branch on v."
+    )
     indefinite = (
         "Conjugate gradients met a direction of non-positive curvature: the operator is not symmetric positive "
         "definite. Use `LU()`, or check the operator's symmetry and sign."

@@ -38,7 +38,15 @@ class Traced(NamedTuple):
 def trace(fun: Callable[..., Any], *args: Any) -> Traced:
     """Trace `fun` at pytrees of arrays (or abstract values), hoisting what it closes over."""
     closed, out = jax.make_jaxpr(fun, return_shape=True)(*args)
-    return Traced(closed.jaxpr, list(closed.consts), jax.tree.structure(out), list(closed.out_avals))
+    return Traced(closed.jaxpr, list(map(_private, closed.consts)), jax.tree.structure(out), list(closed.out_avals))
+
+
+def _private(const: Any) -> Any:
+    """A copy of a captured array: its NumPy buffer may be changed before a pullback reads it."""
+    if isinstance(const, Tracer) or jnp.issubdtype(const.dtype, jax.dtypes.extended):
+        return const
+    with jax.ensure_compile_time_eval():
+        return jnp.array(const, copy=True)
 
 
 def trace_unknown(fun: Callable[..., Any], unknown: Any, *args: Any) -> tuple[Traced, Any]:
@@ -91,7 +99,7 @@ def own(x: Any) -> Any:
     forward pass and its pullback would change the gradient.
     """
     if isinstance(x, np.ndarray | np.generic):
-        return jnp.array(x)
+        return jnp.array(x, copy=True)
     if isinstance(x, Tracer) and known_value(x) is not None and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return jnp.array(x, copy=True)
     return x
@@ -99,7 +107,8 @@ def own(x: Any) -> Any:
 
 def is_array_like(x: Any) -> bool:
     """Whether a leaf of a user's pytree is a number or an array."""
-    return isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+    number = isinstance(x, jax.Array | np.ndarray | np.generic | int | float | complex)
+    return number and not isinstance(x, bool)  # a flag decides in Python, and so is static
 
 
 def partition(tree: Any) -> tuple[Any, Any]:
@@ -113,7 +122,7 @@ def as_unknowns(tree: Any) -> Any:
 
 
 def _as_unknown(x: Any) -> jax.Array:
-    if not is_array_like(x):
+    if not is_array_like(x) and not isinstance(x, bool):
         message = f"a state's leaves must be numbers or arrays, got {x!r} ({type(x).__name__}); move it to `params`."
         raise TypeError(message)
     x = _strong(jnp.asarray(own(x)))

@@ -21,6 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..adjoint import linear_node
 from ..adjoint._loops import fori_loop
+from ..adjoint._tie import tie
 from ..adjoint._trace import define_by_run, differentiable, instantiated, zero_tangent
 from ._sweep import Arrays, load, make_plan, store, sweep_forward, sweep_reverse
 
@@ -77,7 +78,7 @@ def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, A
     """The rollout as a differentiable function; with its snapshots if they are to be kept."""
 
     def rollout_node(consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> tuple[Arrays, Arrays, Arrays]:
-        return _run(rollout, keep, consts, init, xs, rows)
+        return tie(_run(rollout, keep, consts, init, xs, rows), consts, init, xs)
 
     def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
         consts, init, xs, rows = primals
@@ -244,7 +245,7 @@ def _cotangent_node(rollout: Rollout, active: _Active) -> Callable[[Any, Arrays]
     """P(z, ȳ) as a differentiable function of z and ȳ, for the active entries of z."""
 
     def rollout_cotangent(residuals: Any, bars: Arrays) -> Arrays:
-        return _cotangent(rollout, active, residuals, bars)
+        return tie(_cotangent(rollout, active, residuals, bars), residuals, bars)
 
     def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
         residuals, bars = primals

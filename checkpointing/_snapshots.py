@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ._binomial import binomial
 from ._residual_bytes import STORE_ALL_BYTES
 from ._rollout import Rollout
@@ -22,12 +24,13 @@ def resolve_snapshots(n: int, checkpoint: int | binomial | None, step_bytes: Cal
             raise ValueError(message)
         return checkpoint.snapshots
     if checkpoint is not None:
-        if isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1:
+        whole = isinstance(checkpoint, int | np.integer) and not isinstance(checkpoint, bool)
+        if not whole or checkpoint < 1:
             message = (
                 f"`checkpoint` must be a number of snapshots of at least 1, a schedule, or None; got {checkpoint!r}."
             )
             raise ValueError(message)
-        return checkpoint if n > 0 else None
+        return int(checkpoint) if n > 0 else None
     if n * step_bytes() <= STORE_ALL_BYTES:
         return None
     return max(1, round((2 * n) ** 0.5))

@@ -292,8 +292,8 @@ show_trace(point_trace)
 # ## What is left
 #
 # Fractions of a millionth of an AU, about sixty kilometres, and it is not noise: it moves with the planets' periods.
-# The model takes the Sun and the four inner planets as one point. Averaged over their orbits, the inner planets are rings
-# around the Sun, and the quadrupole of these rings is known (it is computed, not fitted). With it:
+# The model takes the Sun and the four inner planets as one point. Averaged over their orbits, the inner planets are
+# rings around the Sun, and the quadrupole of these rings is known (it is computed, not fitted). With it:
 
 # %%
 found, covariance, trace, _ = fit(known["inner_moment_au2"])

@@ -47,7 +47,8 @@ def _no_acceleration(t: Any, q: Any) -> Any:
 def _second_order(evaluate: Any) -> Field:
     def rate(t: Any, y: Any) -> Any:
         q, v = y
-        return type(y)((v, _like(q, evaluate(t, q, v))))
+        a = _like(q, evaluate(t, q, v))
+        return jax.tree.unflatten(jax.tree.structure(y), [*jax.tree.leaves(v), *jax.tree.leaves(a)])
 
     # The velocity slot is never read: `trace_field` has checked that.
     return Field(rate, lambda t, q: _like(q, evaluate(t, q, q)))

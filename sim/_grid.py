@@ -39,7 +39,8 @@ def make_grid(t0: Any, t1: Any, dt: Any) -> Grid:
     """Count the steps by rounding, so that 0.1 divides 1 and 3; a remainder shortens the last step."""
     start, end, step = (_number(name, x) for name, x in (("t0", t0), ("t1", t1), ("dt", dt)))
     span = end - start
-    n = 0
+    # A span of zero whose ends are being differentiated is one step of length zero: its derivative is the rate.
+    n = 1 if span == 0 and any(isinstance(x, Tracer) for x in (t0, t1)) else 0
     if span != 0:
         if step == 0 or (step > 0) != (span > 0):
             message = (
@@ -72,8 +73,8 @@ def _is_float_array(x: Any) -> bool:
 
 
 def _number(name: str, x: Any) -> float:
-    shape = jnp.shape(x)
-    if shape != () or not jnp.isrealobj(x):
+    shape = () if x is None or isinstance(x, str | bytes) else jnp.shape(x)
+    if x is None or isinstance(x, str | bytes) or shape != () or not jnp.isrealobj(x):
         message = f"`{name}` must be a real number, got {x!r} of shape {shape}."
         raise ValueError(message)
     value = known_value(x)
@@ -100,13 +101,19 @@ def make_saves(save_at: Any, grid: Grid) -> Saves:
             "Close over the times, or differentiate with respect to them outside jit."
         )
         raise ValueError(message)
-    wanted = np.asarray(value, float)
+    given = np.asarray(value)
+    if given.dtype.kind not in "iuf":
+        message = f"`save_at` must be a one-dimensional array of times, got {save_at!r}."
+        raise ValueError(message)
+    wanted = given.astype(float)
     if wanted.ndim != 1:
         message = f"`save_at` must be a one-dimensional array of times, got shape {wanted.shape}."
         raise ValueError(message)
     t0, span, dt = (float(known_value(x)) for x in grid[1:])
     elapsed = (wanted - t0) * (1 if span >= 0 else -1)
-    slack = 1e-9 * max(abs(span), abs(dt))
+    # Times are equal to a grid point, or within the span, up to the rounding of the numbers given.
+    eps = max(jnp.finfo(jnp.result_type(float)).eps, np.finfo(given.dtype).eps if given.dtype.kind == "f" else 0)
+    slack = 16 * float(eps) * max(abs(t0), abs(t0 + span))
     outside = ~((elapsed >= -slack) & (elapsed <= abs(span) + slack))
     if outside.any():
         message = (
@@ -126,7 +133,9 @@ def make_saves(save_at: Any, grid: Grid) -> Saves:
 def _locate(elapsed: np.ndarray, n: int, span: float, dt: float, slack: float) -> tuple[np.ndarray, bool]:
     if n == 0:
         return np.zeros(elapsed.shape, int), False
-    steps = np.clip(np.floor(elapsed / dt + 1e-9), 0, n - 1).astype(int)
+    nearest = np.rint(elapsed / dt)
+    on_grid = np.abs(elapsed - nearest * dt) <= slack
+    steps = np.clip(np.where(on_grid, nearest, np.floor(elapsed / dt)), 0, n - 1).astype(int)
     steps[elapsed >= span - slack] = n
     at = np.where(steps == n, span, steps * dt)
     return steps, bool(np.any(np.abs(elapsed - at) > slack))

@@ -79,4 +79,4 @@ def explicit_result(y: Any, memory: Any = ()) -> StepResult:
 
 def add_scaled(y: Any, c: Any, k: Any) -> Any:
     """Y + c k on pytrees, in the dtype of y."""
-    return jax.tree.map(lambda y, k: y + jnp.asarray(c, y.real.dtype) * k, y, k)
+    return jax.tree.map(lambda y, k: (y + jnp.asarray(c, y.real.dtype) * k).astype(y.dtype), y, k)

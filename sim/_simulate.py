@@ -100,6 +100,7 @@ def simulate(
     Hager, "Runge-Kutta methods in optimal control and the transformed adjoint system", Numer. Math. 87 (2000),
     doi:10.1007/s002110000178, for discrete adjoints.
     """
+    _check_arguments(system, method)
     system = system if isinstance(system, ODE | SecondOrder) else ODE(system)
     y0 = as_unknowns(y0)
     dtype = state_dtype(y0)
@@ -125,6 +126,16 @@ def simulate(
     y, y_final = guard_tangents((y, y_final), status, "simulate")
     stats = {"steps": grid.n, "rate_evaluations": grid.n * method.stages, "iterations": iterations}
     return Trajectory(t, y, t_final, y_final, status, stats)
+
+
+def _check_arguments(system: Any, method: Any) -> None:
+    function = getattr(system, "rate", None) or getattr(system, "acceleration", None) or system
+    if not callable(function):
+        message = f"`system` must be a function rate(t, y, params), sim.ODE or sim.SecondOrder, got {system!r}."
+        raise TypeError(message)
+    if not isinstance(method, AbstractMethod):
+        message = f"`method` must be an instance such as sim.RK4(), got {method!r}."
+        raise TypeError(message)
 
 
 def _as_clock(x: Any) -> jax.Array:
@@ -178,19 +189,21 @@ def _simulate(
         rollout = resolve_rollout(rollout, checkpoint, carry)
         carry, ys = rollout(consts, carry, [jnp.arange(n, dtype=jnp.int32)], rows)
     y_final, _, (status, iterations) = stepper.unpack(carry)
-    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(y_final)] + [True]))
-    status = Status.where(failed(status) | finite, status, Status.nonfinite)
     t_final = grid.t0 + grid.span
     if saves is None:
         t, y = t_final[None], jax.tree.map(lambda x: x[None], y_final)
     else:
         rows_of_y = jax.tree.unflatten(jax.tree.structure(y0), ys) if ys else None
-        t, y = saves[0], _saved(stepper, grid, y0, rows_of_y, saves, between)
+        t = saves[0]
+        y, partial = _saved(stepper, grid, y0, rows_of_y, saves, between)
+        status = Status.where(failed(status), status, partial)
+    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((y, y_final))] + [True]))
+    status = Status.where(failed(status) | finite, status, Status.nonfinite)
     return t, y, t_final, y_final, status, iterations
 
 
-def _saved(stepper: Stepper, grid: Grid, y0: Any, rows: Any, saves: Any, between: bool) -> Any:
-    """States at the save times, from the rows of grid points."""
+def _saved(stepper: Stepper, grid: Grid, y0: Any, rows: Any, saves: Any, between: bool) -> tuple[Any, Status]:
+    """States at the save times, from the rows of grid points, and the first bad status of the steps in between."""
     times, steps, _, row_of_save = saves
 
     def gather(y0: Any, rows: Any) -> Any:
@@ -200,7 +213,10 @@ def _saved(stepper: Stepper, grid: Grid, y0: Any, rows: Any, saves: Any, between
         y = jax.tree.map(lambda y0: jnp.broadcast_to(y0[None], (times.shape[0], *y0.shape)), y0)
     else:
         y = jax.tree.map(gather, y0, rows)
-    if not between:
-        return y
+    if not between or times.shape[0] == 0:
+        return y, Status.converged
     starts = jnp.where(steps == grid.n, grid.t0 + grid.span, grid.t0 + steps * grid.dt)
-    return jax.vmap(stepper.partial)(starts, times - starts, y)
+    y, statuses = jax.vmap(stepper.partial)(starts, times - starts, y)
+    codes = jax.tree.leaves(statuses)[0]
+    first = jnp.argmax(failed(statuses))
+    return y, jax.tree.unflatten(jax.tree.structure(statuses), [codes[first]])

@@ -87,7 +87,8 @@ class Stepper(Step):
         x_bar, (consts_bar, xs_bar) = self.pullback(carry, carry_next, (consts, xs), bars)
         return consts_bar, x_bar, xs_bar
 
-    def partial(self, t: Any, h: Any, y: Any) -> Any:
-        """One shorter step from a grid point to a save time."""
+    def partial(self, t: Any, h: Any, y: Any) -> tuple[Any, Status]:
+        """One shorter step from a grid point to a save time, and its status."""
         field, t = self.field.fill(), clock_of(t, y)
-        return self.method.step(field, t, clock_of(h, y), y, self.method.begin(field, t, y)).y
+        result = self.method.step(field, t, clock_of(h, y), y, self.method.begin(field, t, y))
+        return result.y, result.status

@@ -60,7 +60,8 @@ class CG(AbstractLinearMethod):
 
     def resolve(self, dtype: jnp.dtype) -> "CG":
         """Fill in the default tolerance, or refuse one out of the dtype's reach."""
-        return CG(resolve_tolerance("rtol", self.rtol, 1e-8, dtype), self.atol, self.max_iters)
+        atol = resolve_tolerance("atol", self.atol, 0.0, dtype, reachable=False)
+        return CG(resolve_tolerance("rtol", self.rtol, 1e-8, dtype), atol, self.max_iters)
 
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Iterate from zero."""
@@ -71,19 +72,22 @@ class CG(AbstractLinearMethod):
             return ravel_pytree(matvec(unravel(v)))[0].astype(flat.dtype)
 
         rtol = resolve_tolerance("rtol", self.rtol, 1e-8, flat.dtype)
-        target = self.atol + rtol * jnp.linalg.norm(ravel_pytree(reference)[0])
-        state = _iterate(A, flat, target, limit)
+        # Squared norms of a right-hand side near the ends of the number range would vanish or overflow.
+        size = jnp.max(jnp.abs(flat), initial=0.0)
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        target = (self.atol / size) + rtol * jnp.linalg.norm(ravel_pytree(reference)[0] / size)
+        state = _iterate(A, flat / size, target, limit)
         residual = jnp.sqrt(state.gamma)
         status = status_where(
             [
-                (residual <= target, Status.converged),
                 (~(jnp.isfinite(residual) & all_finite(flat)), Status.nonfinite),
+                (residual <= target, Status.converged),
                 (state.indefinite, Status.indefinite),
                 (state.iterations >= limit, Status.max_iterations),
             ],
             Status.stalled,
         )
-        return Outcome(unravel(state.x), status, {"iterations": state.iterations, "residual": residual})
+        return Outcome(unravel(size * state.x), status, {"iterations": state.iterations, "residual": size * residual})
 
 
 def _iterate(A: Callable[[Any], Any], b: Any, target: jax.Array, limit: int) -> _State:

@@ -17,6 +17,7 @@ from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_fini
 
 _SMALLEST_STEP = 1e-4
 _SUFFICIENT_DECREASE = 1e-4
+_CONTRACTION = 0.2
 
 
 class _State(NamedTuple):
@@ -33,8 +34,8 @@ class Newton(AbstractRootMethod):
 
     Each iteration solves F_u d = -F and moves u ← u + λ d, with λ halved from 1 until ‖F‖₂ decreases
     sufficiently. Converged means that the correction is below the weights,
-    max |dᵢ| / (`atol` + `rtol` |uᵢ|) ≤ 1, and that F is finite at the point returned. A vanishing step or a
-    stationary point is never reported as success.
+    max |dᵢ| / (`atol` + `rtol` |uᵢ|) ≤ 1, and that the residual fell with it by a factor of five or is at its rounding
+    noise. So a stationary point, a pole, a jump or a double root (where no derivative exists) is never a success.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class Newton(AbstractRootMethod):
     def resolve(self, dtype: jnp.dtype) -> "Newton":
         """Fill in the default tolerances, or refuse ones out of the dtype's reach."""
         rtol = resolve_tolerance("rtol", self.rtol, 1e-10, dtype)
-        atol = resolve_tolerance("atol", None, 1e-12, dtype) if self.atol is None else self.atol
+        atol = resolve_tolerance("atol", self.atol, 1e-12, dtype, reachable=False)
         return Newton(rtol=rtol, atol=atol, max_iters=self.max_iters, linear=self.linear.resolve(dtype))
 
     def solve(self, f: Callable[[Any], Any], guess: Any) -> Outcome:
@@ -79,7 +80,7 @@ class Newton(AbstractRootMethod):
         end = while_loop(
             lambda s: s.running & (s.iterations < self.max_iters), lambda s: _iteration(method, F, s), start
         )
-        norm = jnp.linalg.norm(end.F) if u.size else infinite
+        norm = jnp.linalg.norm(end.F)
         stats = {"iterations": end.iterations, "residual": norm, "correction": end.correction}
         return Outcome(unravel(end.u), end.status, stats)
 
@@ -98,13 +99,10 @@ def _iteration(method: Newton, F: Callable[[jax.Array], jax.Array], s: _State) -
     stopped = status_where(
         [
             (~all_finite(s.F), Status.nonfinite),
-            (
-                failed(outcome.status),
-                Status.where(outcome.status == Status.nonfinite, Status.nonfinite, Status.singular),
-            ),
+            (failed(outcome.status), outcome.status),
             (~finite, Status.nonfinite),
-            (close, Status.converged),
-            (~descended, Status.stalled),
+            (close & _contracted(F, s.F, u, F_new), Status.converged),
+            (~close & ~descended, Status.stalled),
         ],
         Status.max_iterations,
     )
@@ -112,6 +110,18 @@ def _iteration(method: Newton, F: Callable[[jax.Array], jax.Array], s: _State) -
     keep = failed(stopped) & ~running  # a failure leaves the last good point
     u, F_new = jnp.where(keep, s.u, u), jnp.where(keep, s.F, F_new)
     return _State(u, F_new, correction, s.iterations + 1, stopped, running)
+
+
+def _contracted(F: Callable[..., Any], F_old: jax.Array, u: jax.Array, F_new: jax.Array) -> jax.Array:
+    """Whether the last step acted as Newton's does near a simple root, or F is at its rounding noise.
+
+    A small correction alone is no proof: at a pole or a jump it is small as well, and at a double root, where no
+    derivative exists, the residual falls by a quarter only.
+    """
+    new = jnp.linalg.norm(F_new)
+    nudge = u * (1 + 4 * jnp.finfo(u.dtype).eps)
+    noise = jnp.linalg.norm(F(nudge) - F_new)
+    return (new <= _CONTRACTION * jnp.linalg.norm(F_old)) | (new <= 10 * noise)
 
 
 def _line_search(F: Callable[..., Any], s: _State, d: jax.Array, close: jax.Array) -> tuple[Any, Any, Any]:

@@ -64,6 +64,12 @@ def root_find(
     >>> round(float(jax.grad(side)(4.0)), 4)
     0.25
     """
+    if not callable(residual):
+        message = f"`residual` must be a function residual(u, params), got {residual!r}."
+        raise TypeError(message)
+    if not isinstance(method, AbstractRootMethod):
+        message = f"`method` must be an instance such as solvers.Newton(), got {method!r}."
+        raise TypeError(message)
     guess = as_unknowns(guess)
     dtype = state_dtype(guess)
     params = as_parameters(params, dtype)

@@ -134,3 +134,14 @@ def test_outputs_and_arguments_of_any_kind() -> None:
         adjoint.check_gradient(lambda n: n, 3)
     with pytest.raises(ValueError, match="must return real numbers"):
         adjoint.check_gradient(lambda x: jnp.int32(1), 1.0)
+
+
+def test_offsets_noise_and_mixed_precision() -> None:
+    """Assert that a right gradient is never called wrong because its function is coarse, noisy or of mixed dtypes."""
+    assert adjoint.check_gradient(lambda x: 3 * jnp.sum(x) + 1e6, X).verdict == "right"
+    assert adjoint.check_gradient(lambda x: wiggle(x) + 1e10, X).verdict == "cannot tell"
+    assert adjoint.check_gradient(lambda x, y: jnp.sum(x * y), X, X.astype(jnp.float32)).verdict == "right"
+    for size, verdict in ((1e-10, "right"), (1e-6, "cannot tell")):
+        f = lambda x, size=size: wiggle(x) + jax.lax.stop_gradient(size * jnp.sin(1e9 * wiggle(x)))
+        assert adjoint.check_gradient(f, X).verdict == verdict
+    assert adjoint.check_gradient(lambda x: jnp.sum(jnp.sin(1e8 * x)), X).verdict == "cannot tell"

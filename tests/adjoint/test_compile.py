@@ -101,3 +101,82 @@ def test_float32_state_stays_float32() -> None:
     y0 = jnp.ones(2, jnp.float32)
     final = sim.simulate(lambda t, y, k: -k * y, y0, 0.5, t0=0, t1=1, dt=0.1, method=sim.RK4()).y_final
     assert final.dtype == jnp.float32
+
+
+def test_attributes_of_captured_objects_are_never_stale() -> None:
+    """Assert that objects, classes, modules, slots, containers and wrapped functions are compared by what they hold."""
+    import types
+
+    import jax
+
+    class Settings:
+        k = 1.0
+
+    class Slotted:
+        __slots__ = ("k",)
+
+    class Callable:
+        def __init__(self) -> None:
+            self.k = 1.0
+
+        def __call__(self, t: Any, y: Any, p: Any) -> Any:
+            return -self.k * y
+
+    def scaled(k: float) -> Any:
+        return lambda y: -k * y
+
+    space, module = types.SimpleNamespace(k=1.0), types.ModuleType("settings")
+    slotted, functions, outer = Slotted(), [scaled(1.0)], types.SimpleNamespace(inner=Settings())
+    module.k = slotted.k = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    rate, box, kinds = Callable(), [1.0], {1.0}
+    force = jax.grad(lambda q: 0.5 * box[0] * q**2)
+    cases = [
+        (lambda t, y, p: -space.k * y, lambda: setattr(space, "k", 2.0)),
+        (lambda t, y, p: -Settings.k * y, lambda: setattr(Settings, "k", 2.0)),
+        (lambda t, y, p: -outer.inner.k * y, lambda: setattr(outer.inner, "k", 3.0)),
+        (lambda t, y, p: -module.k * y, lambda: setattr(module, "k", 2.0)),
+        (lambda t, y, p: -slotted.k * y, lambda: setattr(slotted, "k", 2.0)),
+        (lambda t, y, p: functions[0](y), lambda: functions.__setitem__(0, scaled(2.0))),
+        (lambda t, y, p: -max(kinds) * y, lambda: kinds.add(2.0)),
+        (lambda t, y, p: -force(y), lambda: box.__setitem__(0, 2.0)),
+        (rate, lambda: setattr(rate, "k", 2.0)),
+    ]
+    for function, change in cases:
+        before = run(function)
+        change()
+        assert run(function) < 0.7 * before
+
+
+def test_counters_do_not_compile_again() -> None:
+    """Assert that what tracing itself changes (a global, a list, an attribute) is no reason to trace again."""
+    count, calls = {"n": 0}, []
+
+    def rate(t: Any, y: Any, k: Any) -> Any:
+        count["n"] += 1
+        calls.append(1)
+        return -k * y
+
+    for k in (0.1, 0.2, 0.3):
+        run(rate, k)
+    assert (count["n"], len(calls)) == (1, 1)
+
+
+def test_a_traced_attribute_is_differentiated() -> None:
+    """Assert the gradient with respect to a value that reaches the rate through an object."""
+    import types
+
+    import jax
+
+    model = types.SimpleNamespace(k=0.0)
+
+    def final(k: Any) -> Any:
+        model.k = k
+        return sim.simulate(lambda t, y, p: -model.k * y, 1.0, t0=0, t1=1, dt=0.1, method=sim.RK4()).y_final
+
+    assert float(jax.grad(final)(0.5)) == pytest.approx(-np.exp(-0.5), rel=1e-5)
+
+
+def test_flags_are_static() -> None:
+    """Assert that a boolean parameter decides in Python."""
+    rate = lambda t, y, p: -y if p["decays"] else y
+    assert run(rate, {"decays": True}) < 1 < run(rate, {"decays": False})

@@ -150,3 +150,65 @@ def test_large_matrix_free_gradient() -> None:
     step = 1e-4
     difference = (total(1.0 + step) - total(1.0 - step)) / (2 * step)
     assert float(jax.grad(total)(1.0)) == pytest.approx(float(difference), rel=1e-6)
+
+
+def test_operators_that_conjugate() -> None:
+    """Assert value and gradient where a complex operator is not linear over the complex numbers."""
+    x = solvers.linear_solve(lambda v: v + 0.3 * jnp.conj(v), jnp.array([1 + 1j])).value
+    assert np.allclose(x, 1 / 1.3 + 1j / 0.7, rtol=0, atol=1e-14)
+    f = lambda q: solvers.root_find(lambda u, q: u + 0.3 * jnp.conj(u) - (1 + 1j * q), 0j, q).value.imag
+    assert float(jax.grad(f)(1.0)) == pytest.approx(1 / 0.7, abs=1e-13)
+    complexed = solvers.linear_solve(jnp.eye(2) * (1 + 1j), jnp.array([1.0, 2.0])).value
+    assert np.allclose(complexed, np.array([1, 2]) * (1 - 1j) / 2)
+    with pytest.raises(ValueError, match="real values for real unknowns"):
+        solvers.root_find(lambda u, p: u + 1j, 1.0)
+
+
+def test_the_ends_of_the_number_range() -> None:
+    """Assert that right-hand sides near underflow and overflow are solved, and infinite ones told."""
+    for size in (1e-170, 1e170):
+        assert np.allclose(solve(2 * jnp.eye(2), size * jnp.ones(2), solvers.CG()).value / size, 0.5)
+    for method in METHODS.values():
+        infinite = solve(jnp.eye(2), jnp.array([jnp.inf, 1.0]), method, throw=False)
+        assert infinite.status == adjoint.Status.nonfinite
+    assert (
+        solve(1e-300 * jnp.eye(2), jnp.array([1e100, 1.0]), solvers.LU(), throw=False).status
+        == adjoint.Status.nonfinite
+    )
+
+
+def test_lu_looks_at_its_residual() -> None:
+    """Assert refinement under pivot growth, and statuses for matrices that the dtype cannot resolve."""
+    n = 60
+    growth = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    growth[:, -1] = 1
+    x = solvers.linear_solve(jnp.asarray(growth), jnp.asarray(growth @ np.ones(n))).value
+    assert np.allclose(x, 1, rtol=0, atol=1e-12)
+    i = np.arange(14)
+    hilbert = jnp.asarray(1 / (i[:, None] + i + 1.0))
+    assert solvers.linear_solve(hilbert, jnp.ones(14), throw=False).status == adjoint.Status.singular
+    bad_scales = jnp.diag(jnp.array([1e-200, 1.0, 1e200]))
+    assert np.allclose(solvers.linear_solve(bad_scales, jnp.array([1e-200, 1.0, 1e200])).value, 1)
+
+
+def test_nonlinear_operators_are_told() -> None:
+    """Assert that an operator which is not linear is a failure, not the solution of its linearisation."""
+    for method in METHODS.values():
+        solution = solvers.linear_solve(lambda v: v + v**3, jnp.array([1.0, 2.0]), method, throw=False)
+        assert solution.status == adjoint.Status.nonlinear
+
+
+def test_misuse_is_one_error() -> None:
+    """Assert expected and got for lists, names of methods, shapes of x0, and operators that are not square."""
+    with pytest.raises(TypeError, match=r"function v -> A v or a square array, got list"):
+        solvers.linear_solve([[2, 0], [0, 2]], jnp.ones(2))  # pyright: ignore
+    with pytest.raises(TypeError, match=r"instance such as solvers.CG\(\) or solvers.LU\(\), got 'cg'"):
+        solvers.linear_solve(jnp.eye(2), jnp.ones(2), "cg")  # pyright: ignore
+    with pytest.raises(ValueError, match=r"structure and shapes of `b`. Expected \(2,\), got \(1,\)"):
+        solvers.linear_solve(lambda v: v[:1], jnp.ones(2))
+    with pytest.raises(ValueError, match=r"`x0` must have the structure and shapes of `b`"):
+        solvers.linear_solve(jnp.eye(2), jnp.ones(2), x0=jnp.ones(3))
+    with pytest.raises(ValueError, match="must not be negative or NaN, got -1"):
+        solvers.linear_solve(jnp.eye(2), jnp.ones(2), solvers.CG(rtol=-1.0))
+    single = solvers.linear_solve(jnp.eye(2), jnp.ones(2), solvers.CG(), x0=jnp.ones(2, jnp.float32))
+    assert single.value.dtype == jnp.float64

@@ -150,3 +150,38 @@ def test_wrong_shapes_are_refused() -> None:
         solvers.root_find(lambda u, p: jnp.zeros(3), jnp.zeros(2))
     with pytest.raises(ValueError, match=r"reachable in float32: expected at least .* got 1.0e-12.*x64"):
         solvers.root_find(lambda u, p: u, jnp.zeros(2, jnp.float32), None, solvers.Newton(rtol=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("residual", "guess"),
+    [
+        (lambda u, p: 1 / (u - 1), 1 + 1e-11),
+        (lambda u, p: 1e13 * (u - 1) + jnp.where(u >= 1, 1.0, -1.0), 0.5),
+        (lambda u, p: u**2 + 1, 1.0),
+        (lambda u, p: jnp.exp(-u), 0.0),
+        (lambda u, p: u**2, 1.0),
+    ],
+    ids=["pole", "jump", "no root", "root at infinity", "double root"],
+)
+def test_no_success_where_there_is_no_simple_root(residual: Any, guess: float) -> None:
+    """Assert that small corrections at a pole, a jump, far out or at a double root are not taken for convergence."""
+    solution = root(residual, guess, throw=False)
+    assert bool(adjoint.failed(solution.status))
+
+
+def test_the_linear_methods_own_status_is_kept() -> None:
+    """Assert that conjugate gradients on a rotation speak of the iteration, not of a singular Jacobian."""
+    A = jnp.array([[0.1, 2.0], [-2.0, 0.1]])
+    method = solvers.Newton(linear=solvers.CG())
+    solution = solvers.root_find(lambda u, p: A @ u - 1, jnp.ones(2), None, method, throw=False)
+    assert bool(adjoint.failed(solution.status))
+    assert solution.status != adjoint.Status.singular
+
+
+def test_misuse_is_one_error() -> None:
+    """Assert one sentence for a class, a name or a number in the place of a method or function."""
+    for wrong in (solvers.Newton, "newton", solvers.LU()):
+        with pytest.raises(TypeError, match=r"instance such as solvers.Newton\(\), got"):
+            solvers.root_find(lambda u, p: u, 1.0, None, wrong)  # pyright: ignore
+    with pytest.raises(TypeError, match="must be a function residual"):
+        solvers.root_find(3.0, 1.0)  # pyright: ignore

@@ -205,3 +205,33 @@ def test_a_step_with_its_own_pullback_is_not_replayed() -> None:
         assert counter.settle() == checkpointing.binomial(n, s).advances + 1
         x = lambda k, n=n: lax.fori_loop(0, n, lambda _, x: x - k * x**3, 0.8)
         assert float(got) == pytest.approx(float(jax.jvp(x, (0.1,), (1.0,))[1]), rel=1e-13)
+
+
+LOOPS = {
+    "constant state": lambda scan, p, **k: scan(lambda c, x: (jnp.round(c * p), c), 1.0, None, length=3, **k)[0] * p**3,
+    "empty leaf": lambda scan, p, **k: scan(lambda c, x: ((c[0] * p, c[1]), None), (p, jnp.zeros(0)), None, 3, **k)[0][
+        0
+    ],
+    "outputs only": lambda scan, p, **k: jnp.sum(scan(lambda c, x: (c, x * p), 1.0, jnp.arange(3.0), **k)[1]) * p**2,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_states_that_do_not_depend_on_what_is_batched(loop: str) -> None:
+    """Assert second and third derivatives where some states or outputs carry no batch axis of their own."""
+    f = lambda p: LOOPS[loop](checkpointing.scan, p, checkpoint=2)
+    g = lambda p: LOOPS[loop](lax.scan, p)
+    for transform in (
+        jax.hessian,
+        lambda f: jax.jacrev(jax.jacrev(f)),
+        lambda f: jax.jacrev(jax.jacfwd(f)),
+        lambda f: jax.grad(jax.grad(jax.grad(f))),
+        lambda f: lambda p: jax.vmap(jax.hessian(f))(jnp.stack([p, 2 * p])),
+    ):
+        assert max_error(transform(f)(0.7), transform(g)(0.7)) < 1e-12
+
+
+def test_scan_without_a_leading_axis_has_jaxs_error() -> None:
+    """Assert JAX's own message for inputs that cannot be scanned over."""
+    with pytest.raises(ValueError, match="no leading axis to scan over"):
+        checkpointing.scan(lambda c, x: (c, x), 1.0, 1.0, checkpoint=2)

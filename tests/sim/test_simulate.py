@@ -367,3 +367,73 @@ def test_jit_and_eager_agree() -> None:
     """Assert the same numbers with and without an outer jit."""
     f = lambda p: jnp.sum(run(decay, jnp.array([1.0, 2.0]), p, save_at=[0.33, 1.0]).y)
     assert max_error(jax.jit(jax.value_and_grad(f))(0.7), jax.value_and_grad(f)(0.7)) < 1e-15
+
+
+def test_saves_are_not_snapped_to_the_grid() -> None:
+    """Assert a save 5e-5 beyond a grid point of a long run, and the same value when its time is differentiated."""
+    f = lambda times: run(lambda t, y, p: jnp.ones_like(y), 0.0, t1=1e5, dt=1.0, save_at=times).y
+    times = jnp.array([10.00005, 99_999.5])
+    assert np.allclose(f(times), times, rtol=0, atol=1e-9)
+    assert np.allclose(jax.jacrev(f)(times), np.eye(2), rtol=0, atol=1e-12)
+
+
+def test_failures_between_steps_are_told() -> None:
+    """Assert that a stage which fails, or a state that is infinite, at a save time only is the run's status."""
+    spike = lambda t, y, p: jnp.where((t > 0.02) & (t < 0.03), 1e6 * (y**2 + 1), 0.0)
+    options = {"t1": 2.0, "dt": 1.0, "method": sim.ImplicitMidpoint(), "save_at": [0.05]}
+    with pytest.raises(adjoint.SolveError):
+        run(spike, 0.3, **options)
+    hidden = lambda t, y, p: jnp.where((t > 0.52) & (t < 0.56), jnp.inf, 0.0)
+    assert run(hidden, 0.0, dt=0.5, save_at=[0.55], throw=False).status == adjoint.Status.nonfinite
+
+
+def test_the_end_of_an_empty_span_has_a_derivative() -> None:
+    """Assert d/dt1 and d/dt0 of y at t1 = t0: the rate, with either sign."""
+    f = lambda t0, t1: run(lambda t, y, p: -3 * y, 2.0, t0=t0, t1=t1).y_final
+    assert np.allclose(jax.grad(f, argnums=(0, 1))(0.5, 0.5), (6.0, -6.0), rtol=0, atol=1e-12)
+
+
+def test_pairs_of_any_kind() -> None:
+    """Assert named tuples for (q, v), and positions and velocities of different dtypes."""
+    from typing import NamedTuple
+
+    class Phase(NamedTuple):
+        q: Any
+        v: Any
+
+    oscillator = sim.SecondOrder(lambda t, q, v, p: -q)
+    for method in (DP8, sim.VelocityVerlet()):
+        end = run(oscillator, Phase(1.0, 0.0), method=method).y_final
+        assert isinstance(end, Phase)
+        assert float(end.q) == pytest.approx(np.cos(1), abs=1e-3)
+        mixed = run(oscillator, (jnp.float32(1), jnp.float64(0)), method=method).y_final
+        assert [x.dtype for x in mixed] == [jnp.float32, jnp.float64]
+
+
+def test_conjugating_rates_are_differentiated() -> None:
+    """Assert an implicit gradient of a rate that is not holomorphic, against central differences."""
+
+    def final(p: Any) -> Any:
+        rate = lambda t, y, p: -p * jnp.conj(y) * (1 + 0.3j)
+        return run(rate, 1 + 0.5j, p, dt=0.05, method=sim.ImplicitMidpoint()).y_final.real
+
+    difference = (final(0.7 + 1e-6) - final(0.7 - 1e-6)) / 2e-6
+    assert float(jax.grad(final)(0.7)) == pytest.approx(float(difference), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "rk4"}, "instance such as sim.RK4"),
+        ({"method": sim.RK4}, "instance such as sim.RK4"),
+        ({"t1": None}, "`t1` must be a real number, got None"),
+        ({"t1": "1"}, "`t1` must be a real number, got '1'"),
+        ({"save_at": "x"}, "one-dimensional array of times"),
+    ],
+)
+def test_misuse_is_one_error(change: Any, message: str) -> None:
+    """Assert expected and got for what is no method, no time, no function."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        run(decay, 1.0, 1.0, **change)
+    with pytest.raises(TypeError, match="must be a function rate"):
+        run(3.0, 1.0)
