@@ -47,8 +47,7 @@ def _no_acceleration(t: Any, q: Any) -> Any:
 def _second_order(evaluate: Any) -> Field:
     def rate(t: Any, y: Any) -> Any:
         q, v = y
-        a = _like(q, evaluate(t, q, v))
-        return jax.tree.unflatten(jax.tree.structure(y), [*jax.tree.leaves(v), *jax.tree.leaves(a)])
+        return _like(y, [*jax.tree.leaves(v), *evaluate(t, q, v)])
 
     # The velocity slot is never read: `trace_field` has checked that.
     return Field(rate, lambda t, q: _like(q, evaluate(t, q, q)))

@@ -31,52 +31,50 @@ def linear_solve(
 ) -> Solution:
     """Solve A x = b as one node, differentiable in b and in everything that A depends on.
 
-        Choose `CG()` for large symmetric positive definite operators, `LU()` for small or general ones.
+    Choose `CG()` for large symmetric positive definite operators, `LU()` for small or general ones.
 
-        The equations:  A x = b,  A dx = db - dA x  (tangent),  Aᵀ w = x̄, b̄ = w, Ā = -w xᵀ  (cotangent). The
-        adjoint solve uses the same method on the transposed operator and is as tight as the forward one.
+    The equations:  A x = b,  A dx = db - dA x  (tangent),  Aᵀ w = x̄, b̄ = w, Ā = -w xᵀ  (cotangent). The
+    adjoint solve uses the same method on the transposed operator and is as tight as the forward one.
 
     Parameters
     ----------
-        operator
-            A as a function `v -> A v` on pytrees like `b`, or as a square matrix (N, N). Arrays that the function
-            closes over get their gradients.
-        b
-            Right-hand side: a pytree of floating-point or complex arrays; a vector (N,) for a matrix.
-        method
-            The method with its tolerances.
-        x0
-            Start of the iteration (zero by default). Its derivative is zero.
-        throw
-            Whether a failure raises `adjoint.SolveError`; otherwise look at `.status`.
+    operator
+        A as a function `v -> A v` on pytrees like `b`, or as a square matrix (N, N). Arrays that the function
+        closes over get their gradients.
+    b
+        Right-hand side: a pytree of floating-point or complex arrays; a vector (N,) for a matrix.
+    method
+        The method with its tolerances.
+    x0
+        Start of the iteration (zero by default). Its derivative is zero.
+    throw
+        Whether a failure raises `adjoint.SolveError`; otherwise look at `.status`.
 
     Returns
     -------
-        Solution
-            `.value` (like b), `.status`, `.stats` (for `CG`: `iterations`, `residual`).
+    Solution
+        `.value` (like b), `.status`, `.stats` (for `CG`: `iterations`, `residual`).
 
     Raises
     ------
-        adjoint.SolveError
-            The solve failed and `throw` is true, or its derivative was asked for though it failed.
-        ValueError
-            Shapes do not match, or a tolerance is out of reach of the dtype.
+    adjoint.SolveError
+        The solve failed and `throw` is true, or its derivative was asked for though it failed.
+    ValueError
+        Shapes do not match, or a tolerance is out of reach of the dtype.
 
     Examples
     --------
-        >>> import jax.numpy as jnp
-    import numpy as np
-    from jax.flatten_util import ravel_pytree
-        >>> from tapeless import solvers
-        >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
-        >>> x = solvers.linear_solve(lambda v: A @ v, jnp.array([1.0, 2.0]), solvers.CG()).value
-        >>> [f"{float(each):.4f}" for each in x]
-        ['0.0909', '0.6364']
+    >>> import jax.numpy as jnp
+    >>> from tapeless import solvers
+    >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
+    >>> x = solvers.linear_solve(lambda v: A @ v, jnp.array([1.0, 2.0]), solvers.CG()).value
+    >>> [f"{float(each):.4f}" for each in x]
+    ['0.0909', '0.6364']
 
     References
     ----------
-        Giles, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation", 2008,
-        doi:10.1007/978-3-540-68942-3_4, Section 2.3.1.
+    Giles, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation", 2008,
+    doi:10.1007/978-3-540-68942-3_4, Section 2.3.1.
     """
     b = as_unknowns(b)
     if not isinstance(method, AbstractLinearMethod):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import equations
 from tapeless import adjoint, solvers
 
 TIGHT = solvers.Newton(rtol=1e-13, atol=1e-14)
@@ -100,8 +101,8 @@ def test_s44_matrix_free_inner_solve_in_both_modes() -> None:
     expected = (1.5740238662067, 1.0239455046424, 1.1182935307893)
     assert np.allclose(jax.jit(jax.grad(lambda p: jnp.sum(y(p))))(p), expected, rtol=0, atol=1e-12)
     assert np.allclose(jax.jacfwd(lambda p: jnp.sum(y(p)))(p), expected, rtol=0, atol=1e-12)
-    jaxpr = str(jax.make_jaxpr(jax.grad(lambda p: jnp.sum(y(p))))(p))
-    assert " lu " not in jaxpr
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: jnp.sum(y(p))))(p)
+    assert not [e for e in equations(jaxpr) if e.primitive.name == "lu"]
 
 
 @pytest.mark.parametrize("wrap", ["eager", "jit", "vmap"])
@@ -134,7 +135,6 @@ def test_nonfinite_residuals_are_told() -> None:
 
 def test_tolerances_do_not_change_the_graph() -> None:
     """Assert as many equations in the gradient's jaxpr for a tolerance of 1e-4 as for 1e-12."""
-    from helpers import equations
 
     def count(rtol: float) -> int:
         method = solvers.Newton(rtol=rtol)
