@@ -20,14 +20,20 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _FIXED = {"jax", "jaxlib", "numpy", "scipy", "equinox", "jaxtyping", "matplotlib", "tapeless", *sys.stdlib_module_names}
 _FIXED -= {"__main__"}
 _SMALL = 4096
+_WALK_LIMIT = 50_000
 
 
 class Captured:
-    """Walks captured values; collects the objects whose identity was used, and whether any was a tracer."""
+    """Walks captured values.
+
+    `kept` are the objects whose identity was used. `single` says that the function belongs to this one call: it
+    captured a traced value, or more than is worth walking.
+    """
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
-        self.traced = False
+        self.single = False
+        self._count = 0
         self._open: set[int] = set()
 
     def tokens(self, values: list[Any]) -> tuple[Any, ...]:
@@ -38,8 +44,9 @@ class Captured:
         """A hashable stand-in: equal tokens mean that the traced Python would read the same."""
         if isinstance(value, _CONSTANTS):
             return type(value), value  # True == 1 == 1.0 in Python
-        if isinstance(value, Tracer):
-            self.traced = True
+        self._count += 1
+        if isinstance(value, Tracer) or self._count > _WALK_LIMIT:
+            self.single = True
             return id(value)
         if isinstance(value, np.ndarray | np.generic):
             return self._array(np.asarray(value))
@@ -148,4 +155,4 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, types.FunctionType | type):
         return (value.__module__ or "").partition(".")[0] in _FIXED
     module = type(value).__module__.partition(".")[0]
-    return module in _FIXED and not hasattr(value, "__dict__")
+    return module in _FIXED and type(value) is not types.SimpleNamespace

@@ -38,8 +38,8 @@ def call_compiled(implementation: Callable[..., Any], args: tuple[Any, ...], **o
     leaves, tree = jax.tree.flatten((static, options))
     captured = Captured()
     tokens = captured.tokens(leaves)
-    if captured.traced:
-        # A function that closes over values being differentiated belongs to this one call.
+    if captured.single:
+        # Values being differentiated are among what the function captured: no later call may reuse the result.
         return jax.jit(run)(dynamic)
     call = (implementation, tree, tuple(getattr(leaf, "__code__", type(leaf)) for leaf in leaves))
     key = (call, _without(tokens, _WRITTEN.get(call, set())))

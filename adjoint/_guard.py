@@ -85,7 +85,7 @@ def guard_tangents(value: Any, status: Status, what: str) -> Any:
         here = eqx.tree_at(lambda s: jax.tree.leaves(s)[0], status, code)
         bad = failed(here)
         known = not isinstance(bad, Tracer)
-        message = f"{what}: {_SENTENCE}{sentence(here) if known else ''}".strip()
+        message = f"{what}: {_SENTENCE}{sentence(here) if known else 'Look at `.status` for the reason.'}"
 
         def guarded(dot: Any) -> Any:
             return dot if isinstance(dot, SymbolicZero) else guard(dot, jnp.any(bad) if known else bad, message)

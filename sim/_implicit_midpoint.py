@@ -7,8 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..adjoint import failed, implicit_root
+from ..adjoint import implicit_root
 from ..solvers import AbstractRootMethod, Newton
+from ..solvers._method import linear_solver, root_solver
 from ._method import AbstractMethod, Field, StepResult, add_scaled
 
 
@@ -46,8 +47,8 @@ class ImplicitMidpoint(AbstractMethod):
         """Solve for the next state, starting from an explicit Euler step."""
         del memory
         guess = add_scaled(y, dt, field.rate(t, y))
-        y_next, (_, (status, iterations)) = self._node(lambda _: field)(guess, (y, t, dt, ()))
-        return StepResult(y_next, (), status, iterations)
+        y_next, (_, (status, stats)) = self._node(lambda _: field)(guess, (y, t, dt, ()))
+        return StepResult(y_next, (), status, stats["iterations"])
 
     def pullback(
         self,
@@ -69,12 +70,4 @@ class ImplicitMidpoint(AbstractMethod):
             end = add_scaled(y, dt, fill(fields).rate(t + dt / 2, middle))
             return jax.tree.map(jnp.subtract, y_next, end)
 
-        def solve(f: Any, guess: Any) -> Any:
-            outcome = self.root.solve(f, guess)
-            return outcome.value, (~failed(outcome.status), (outcome.status, outcome.stats["iterations"]))
-
-        def linear_solve(matvec: Any, b: Any) -> Any:
-            outcome = self.root.linear.solve(matvec, b, b)
-            return outcome.value, ~failed(outcome.status)
-
-        return implicit_root(residual, solve, linear_solve)
+        return implicit_root(residual, root_solver(self.root), linear_solver(self.root.linear))

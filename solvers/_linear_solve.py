@@ -15,7 +15,7 @@ from ..adjoint._guard import guard_tangents
 from ..adjoint._status import raise_if_failed
 from ..adjoint._trace import as_unknowns, state_dtype
 from ._lu import LU
-from ._method import AbstractLinearMethod
+from ._method import AbstractLinearMethod, linear_solver
 from ._solution import Solution
 
 Operator = Callable[[Any], Any] | Inexact[Array, "N N"]
@@ -94,10 +94,6 @@ def linear_solve(
 
 
 def _linear_solve(operator: Operator, b: Any, x0: Any, *, method: AbstractLinearMethod, warm: bool) -> Any:
-    def solve(matvec: Any, rhs: Any) -> tuple[Any, Any]:
-        outcome = method.solve(matvec, rhs, rhs)
-        return outcome.value, ~failed(outcome.status)
-
     def iterate(f: Any, x0: Any) -> tuple[Any, Any]:
         minus_r, matvec = jax.linearize(f, x0)
         r = jax.tree.map(jnp.negative, minus_r)
@@ -127,7 +123,7 @@ def _linear_solve(operator: Operator, b: Any, x0: Any, *, method: AbstractLinear
             raise ValueError(message)
         return jax.tree.map(jnp.subtract, Ax, b)
 
-    x, (_, (status, stats)) = implicit_root(residual, iterate, solve)(x0, (matrix, b))
+    x, (_, (status, stats)) = implicit_root(residual, iterate, linear_solver(method))(x0, (matrix, b))
     return x, status, stats
 
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ..adjoint import Status
+from ..adjoint import Status, failed
 
 
 class Outcome(NamedTuple):
@@ -43,6 +43,26 @@ class AbstractRootMethod(eqx.Module):
     @abc.abstractmethod
     def solve(self, f: Callable[[Any], Any], guess: Any) -> Outcome:
         """Find a root near `guess`."""
+
+
+def linear_solver(method: AbstractLinearMethod) -> Callable[[Callable[[Any], Any], Any], tuple[Any, jax.Array]]:
+    """The method as `adjoint.implicit_root` wants it: `(matvec, b) -> (x, converged)`."""
+
+    def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, jax.Array]:
+        outcome = method.solve(matvec, b, b)
+        return outcome.value, ~failed(outcome.status)
+
+    return solve
+
+
+def root_solver(method: AbstractRootMethod) -> Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]:
+    """The method as `adjoint.implicit_root` wants it: `(f, guess) -> (u, (converged, (status, stats)))`."""
+
+    def solve(f: Callable[[Any], Any], guess: Any) -> tuple[Any, Any]:
+        outcome = method.solve(f, guess)
+        return outcome.value, (~failed(outcome.status), (outcome.status, outcome.stats))
+
+    return solve
 
 
 def status_where(pairs: list[tuple[jax.Array, Any]], otherwise: Any) -> Status:

@@ -5,12 +5,12 @@ from typing import Any
 
 import equinox as eqx
 
-from ..adjoint import failed, implicit_root
+from ..adjoint import implicit_root
 from ..adjoint._compile import call_compiled
 from ..adjoint._guard import guard_tangents
 from ..adjoint._status import raise_if_failed
 from ..adjoint._trace import as_parameters, as_unknowns, partition, state_dtype
-from ._method import AbstractRootMethod
+from ._method import AbstractRootMethod, linear_solver, root_solver
 from ._newton import Newton
 from ._solution import Solution
 
@@ -86,13 +86,6 @@ def _root_find(residual: Callable[[Any, Any], Any], guess: Any, params: Any, *, 
     def of_numbers(u: Any, numbers: Any) -> Any:
         return residual(u, eqx.combine(numbers, static))
 
-    def solve(f: Callable[[Any], Any], guess: Any) -> Any:
-        outcome = method.solve(f, guess)
-        return outcome.value, (~failed(outcome.status), (outcome.status, outcome.stats))
-
-    def linear_solve(matvec: Callable[[Any], Any], b: Any) -> Any:
-        outcome = method.linear.solve(matvec, b, b)
-        return outcome.value, ~failed(outcome.status)
-
-    u, (_, (status, stats)) = implicit_root(of_numbers, solve, linear_solve)(guess, numbers)
+    node = implicit_root(of_numbers, root_solver(method), linear_solver(method.linear))
+    u, (_, (status, stats)) = node(guess, numbers)
     return u, status, stats
