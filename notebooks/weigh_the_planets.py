@@ -150,79 +150,6 @@ axis.legend(loc="upper left")
 figure.savefig(OUT / "gradient_check.png", dpi=150)
 
 # %% [markdown]
-# ## What a gradient costs
-#
-# The step evaluations are counted by a callback inside the acceleration, not taken from the schedule. Bytes are the
-# compiler's own account of temporary memory.
-
-# %%
-evaluations = 0
-
-
-def count():
-    global evaluations
-    evaluations += 1
-
-
-def counted(t, q, v, params):
-    jax.debug.callback(count)
-    return acceleration(t, q, v, params)
-
-
-counted_system = sim.SecondOrder(counted)
-jax.block_until_ready(jax.jit(jax.grad(lambda u: loss(u, system=counted_system)))(start))
-jax.effects_barrier()
-steps = round(days[-1] / DT)
-step_evaluations = evaluations // sim.DormandPrince8.stages
-schedule = checkpointing.binomial(steps, SNAPSHOTS)
-
-
-def measure(function, repeats=15):
-    """Median seconds of a compiled function."""
-    jax.block_until_ready(function(start))
-    taken = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(function(start))
-        taken.append(time.perf_counter() - begin)
-    return float(np.median(taken))
-
-
-forward_run = jax.jit(loss).lower(start).compile()
-binomial_run = jax.jit(jax.value_and_grad(loss)).lower(start).compile()
-store_all_run = jax.jit(jax.value_and_grad(lambda u: loss(u, checkpoint=None))).lower(start).compile()
-seconds = {
-    "forward": measure(forward_run),
-    "binomial": measure(binomial_run),
-    "store_all": measure(store_all_run),
-}
-peak = {
-    "binomial": binomial_run.memory_analysis().temp_size_in_bytes,
-    "store_all": store_all_run.memory_analysis().temp_size_in_bytes,
-}
-g_binomial, g_all = binomial_run(start)[1], store_all_run(start)[1]
-schedule_difference = max(
-    float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
-    for a, b in zip(jax.tree.leaves(g_binomial), jax.tree.leaves(g_all), strict=True)
-)
-runs = {name: seconds[name] / seconds["forward"] for name in seconds}
-print(f"steps                      {steps}")
-print(f"snapshots                  {SNAPSHOTS}")
-print(f"step evaluations, counted  {step_evaluations}")
-print(f"  by the schedule          {steps + schedule.advances + 1} = n + t(n, s) + 1")
-print(f"temporaries, 20 snapshots  {peak['binomial'] / 1e6:.2f} MB")
-print(f"temporaries, all states    {peak['store_all'] / 1e6:.2f} MB")
-print(f"one forward run            {1e3 * seconds['forward']:.1f} ms")
-print(f"value and gradient         {1e3 * seconds['binomial']:.1f} ms = {runs['binomial']:.1f} runs")
-print(f"the same, all states       {1e3 * seconds['store_all']:.1f} ms = {runs['store_all']:.1f} runs")
-print(f"the gradients differ by    {schedule_difference:.1e} (relative)")
-
-# %% [markdown]
-# Here both fit with ease. What counts is that the first number does not grow with the number of steps. JAX's own
-# derivative of the same loop, which keeps the residuals of every step, needs 17 MB and more time
-# (`benchmarks/pullback.py`).
-
-# %% [markdown]
 # ## Fit
 #
 # Levenberg-Marquardt (MINPACK's, by way of SciPy) on the exact Jacobian: 6,492 residuals, 28 unknowns. Forward mode
@@ -241,15 +168,20 @@ residuals_of = jax.jit(residuals)
 jacobian_of = jax.jit(jax.jacfwd(residuals))
 
 
-def seconds_of(function):
-    jax.block_until_ready(function(flat_start))
-    begin = time.perf_counter()
-    jax.block_until_ready(function(flat_start))
-    return time.perf_counter() - begin
+def measure(function, at, repeats=15):
+    """Median seconds of a compiled function."""
+    jax.block_until_ready(function(at))
+    taken = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(function(at))
+        taken.append(time.perf_counter() - begin)
+    return float(np.median(taken))
 
 
-forward_seconds = seconds_of(jacobian_of)
-reverse_seconds = seconds["store_all"] * observed.size  # one row of the Jacobian costs what a gradient costs
+binomial_run = jax.jit(jax.value_and_grad(loss)).lower(start).compile()
+forward_seconds = measure(jacobian_of, flat_start, repeats=3)
+reverse_seconds = measure(binomial_run, start) * observed.size  # one row of the Jacobian costs what a gradient costs
 print(f"Jacobian: forward {forward_seconds:.3f} s, reverse about {reverse_seconds:.0f} s")
 assert forward_seconds < reverse_seconds
 
@@ -289,34 +221,13 @@ point, point_covariance, point_trace, quantile = fit(0.0)
 show_trace(point_trace)
 
 # %% [markdown]
-# ## What is left
-#
-# Fractions of a millionth of an AU, about sixty kilometres, and it is not noise: it moves with the planets' periods.
-# The model takes the Sun and the four inner planets as one point. Averaged over their orbits, the inner planets are
-# rings around the Sun, and the quadrupole of these rings is known (it is computed, not fitted). With it:
+# What it leaves of the positions, 4·10⁻⁷ AU or sixty kilometres, is not noise (see below). The model takes the Sun and
+# the four inner planets as one point. Averaged over their orbits, the inner planets are rings around the Sun, and the
+# quadrupole of these rings is known (it is computed, not fitted). With it:
 
 # %%
 found, covariance, trace, _ = fit(known["inner_moment_au2"])
 show_trace(trace)
-
-# %%
-left = {
-    "one point": np.asarray(misfit(unflatten(jnp.asarray(point.x)))),
-    "with rings": np.asarray(misfit(unflatten(jnp.asarray(found.x)), known["inner_moment_au2"])),
-}
-figure, axes = plt.subplots(4, 1, figsize=(7, 7.6), sharex=True, layout="constrained")
-for k, (axis, name) in enumerate(zip(axes, PLANETS, strict=True)):
-    rms = {}
-    for (label, residual), color in zip(left.items(), ("tab:orange", "tab:blue"), strict=True):
-        lines = axis.plot(years, 1e6 * residual[:, k], lw=0.9, color=color)
-        lines[0].set_label(label)
-        rms[label] = 1e6 * np.sqrt(np.mean(residual[:, k] ** 2))
-    axis.set_ylabel("residual (10⁻⁶ AU)", fontsize=9)
-    axis.set_title(f"{name}: rms {rms['one point']:.2f}, with rings {rms['with rings']:.2f} (10⁻⁶ AU)", fontsize=10)
-figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=9)
-figure.suptitle("Residuals in x, y and z", fontsize=11, x=0.3, y=0.985)
-axes[-1].set_xlabel("year")
-figure.savefig(OUT / "residuals.png", dpi=150)
 
 # %% [markdown]
 # ## Four masses
@@ -339,6 +250,91 @@ print(f"rms of the residuals: {rms_of['rings']:.1e} AU with rings, {rms_of['poin
 # The intervals are those of least squares with independent errors. They are too narrow: what is left is still not
 # noise but what the model leaves out (the inner planets' motion along their orbits, relativity), so an error of a
 # few intervals is to be expected.
+
+# %% [markdown]
+# ## What is left
+#
+# Residuals over time, with the inner planets as one point and as rings. With one point they move with the planets'
+# periods and grow towards both ends.
+
+# %%
+left = {
+    "one point": np.asarray(misfit(unflatten(jnp.asarray(point.x)))),
+    "with rings": np.asarray(misfit(unflatten(jnp.asarray(found.x)), known["inner_moment_au2"])),
+}
+figure, axes = plt.subplots(4, 1, figsize=(7, 7.6), sharex=True, layout="constrained")
+for k, (axis, name) in enumerate(zip(axes, PLANETS, strict=True)):
+    rms = {}
+    for (label, residual), color in zip(left.items(), ("tab:orange", "tab:blue"), strict=True):
+        lines = axis.plot(years, 1e6 * residual[:, k], lw=0.9, color=color)
+        lines[0].set_label(label)
+        rms[label] = 1e6 * np.sqrt(np.mean(residual[:, k] ** 2))
+    axis.set_ylabel("residual (10⁻⁶ AU)", fontsize=9)
+    axis.set_title(f"{name}: rms {rms['one point']:.2f}, with rings {rms['with rings']:.2f} (10⁻⁶ AU)", fontsize=10)
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=9)
+figure.suptitle("Residuals in x, y and z", fontsize=11, x=0.3, y=0.985)
+axes[-1].set_xlabel("year")
+figure.savefig(OUT / "residuals.png", dpi=150)
+
+# %% [markdown]
+# ## What a gradient costs
+#
+# The step evaluations are counted by a callback inside the acceleration, not taken from the schedule. Bytes are the
+# compiler's own account of temporary memory.
+
+# %%
+evaluations = 0
+
+
+def count():
+    global evaluations
+    evaluations += 1
+
+
+def counted(t, q, v, params):
+    jax.debug.callback(count)
+    return acceleration(t, q, v, params)
+
+
+counted_system = sim.SecondOrder(counted)
+jax.block_until_ready(jax.jit(jax.grad(lambda u: loss(u, system=counted_system)))(start))
+jax.effects_barrier()
+steps = round(days[-1] / DT)
+step_evaluations = evaluations // sim.DormandPrince8.stages
+schedule = checkpointing.binomial(steps, SNAPSHOTS)
+
+forward_run = jax.jit(loss).lower(start).compile()
+store_all_run = jax.jit(jax.value_and_grad(lambda u: loss(u, checkpoint=None))).lower(start).compile()
+seconds = {
+    "forward": measure(forward_run, start),
+    "binomial": measure(binomial_run, start),
+    "store_all": measure(store_all_run, start),
+}
+peak = {
+    "binomial": binomial_run.memory_analysis().temp_size_in_bytes,
+    "store_all": store_all_run.memory_analysis().temp_size_in_bytes,
+}
+g_binomial, g_all = binomial_run(start)[1], store_all_run(start)[1]
+schedule_difference = max(
+    float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
+    for a, b in zip(jax.tree.leaves(g_binomial), jax.tree.leaves(g_all), strict=True)
+)
+runs = {name: seconds[name] / seconds["forward"] for name in seconds}
+print(f"steps                      {steps}")
+print(f"snapshots                  {SNAPSHOTS}")
+print(f"step evaluations, counted  {step_evaluations}")
+print(f"  by the schedule          {steps + schedule.advances + 1} = n + t(n, s) + 1")
+print(f"temporaries, 20 snapshots  {peak['binomial'] / 1e6:.2f} MB")
+print(f"temporaries, all states    {peak['store_all'] / 1e6:.2f} MB")
+print(f"one forward run            {1e3 * seconds['forward']:.1f} ms")
+print(f"value and gradient         {1e3 * seconds['binomial']:.1f} ms = {runs['binomial']:.1f} runs")
+print(f"the same, all states       {1e3 * seconds['store_all']:.1f} ms = {runs['store_all']:.1f} runs")
+print(f"the gradients differ by    {schedule_difference:.1e} (relative)")
+
+# %% [markdown]
+# Here both fit with ease. What counts is that the first number does not grow with the number of steps. JAX's own
+# derivative of the same loop, which keeps the residuals of every step, needs 17 MB and more time
+# (`benchmarks/pullback.py`).
 
 # %% [markdown]
 # ## What a planet's place says of the masses
