@@ -80,7 +80,7 @@ def scan(
     # equation is then run by a rollout. So errors and results are JAX's, and f is traced once.
     try:
         closed, out = jax.make_jaxpr(plain, return_shape=True)(init, xs)
-    except (TypeError, ValueError, IndexError):
+    except (AssertionError, IndexError, TypeError, ValueError):
         plain(init, xs)  # for JAX's own error, which speaks of the caller's arguments
         raise
     (equation,) = (e for e in closed.jaxpr.eqns if e.primitive.name == "scan")

