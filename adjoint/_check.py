@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ._trace import as_unknowns, differentiable
+from ._trace import as_unknowns, differentiable, replaced
 
 _SLOPE_POINTS = 5
 _ABOVE_NOISE = 100.0
@@ -175,10 +175,7 @@ class _Line:
         direction = [jnp.asarray(rng.standard_normal(x.shape) * _size(x), x.dtype) for x in at]
 
         def of_numbers(values: Any) -> Any:
-            full = list(leaves)
-            for i, value in zip(numbers, values, strict=True):
-                full[i] = value
-            return ravel_pytree(f(*jax.tree.unflatten(tree, full)))[0]
+            return ravel_pytree(f(*jax.tree.unflatten(tree, replaced(leaves, numbers, values))))[0]
 
         out = jax.eval_shape(of_numbers, at)
         if not jnp.issubdtype(out.dtype, jnp.floating) or out.size == 0:

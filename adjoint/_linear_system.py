@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from ._node import linear_node
 from ._status import poison
 from ._tie import tie
+from ._trace import instantiated, replaced
 
 Arrays = list[Any]
 Action = Callable[[Sequence[Any], Arrays], Arrays]
@@ -48,15 +49,12 @@ def _solve_node(system: LinearSystem) -> Callable[[Arrays, Arrays], Arrays]:
         residuals, b = primals
         residuals_dot, b_dot = tangents
         x = node(residuals, b)
-        rhs = [jnp.zeros_like(v) if isinstance(t, SymbolicZero) else t for v, t in zip(b, b_dot, strict=True)]
+        rhs = list(map(instantiated, b_dot))
         moving = [i for i, t in enumerate(residuals_dot) if not isinstance(t, SymbolicZero)]
         if moving:
 
             def of_moving(*values: Any) -> Arrays:
-                full = list(residuals)
-                for i, value in zip(moving, values, strict=True):
-                    full[i] = value
-                return system.action(full, x)
+                return system.action(replaced(residuals, moving, values), x)
 
             at, dots = ([values[i] for i in moving] for values in (residuals, residuals_dot))
             rhs = [a - c for a, c in zip(rhs, jax.jvp(of_moving, at, dots)[1], strict=True)]

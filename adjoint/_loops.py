@@ -13,6 +13,11 @@ import jax
 from jax import lax
 
 
+def in_shard_map() -> bool:
+    """Whether a function is being traced for the devices of a `shard_map`."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def varying_axes(tree: Any) -> frozenset[str]:
     """Mesh axes over which any leaf varies."""
     return frozenset().union(*(_axes_of(jax.typeof(x)) for x in jax.tree.leaves(tree)))
@@ -47,7 +52,7 @@ def fori_loop(start: Any, stop: Any, body: Callable[[Any, Any], Any], init: Any)
 
 
 def _settled(body: Callable[[Any], Any], init: Any) -> Any:
-    if not jax.sharding.get_abstract_mesh().manual_axes:
+    if not in_shard_map():
         return init
     leaves, tree = jax.tree.flatten(init)
     while True:

@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
+from ._trace import replaced
+
 Arrays = list[jax.Array]
 Linear = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -102,10 +104,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
         fun = jex.jaxpr_as_fun(params["jaxpr"])
 
         def of_residuals(*values: Any) -> Arrays:
-            full = list(residuals)
-            for i, value in zip(active, values, strict=True):
-                full[i] = value
-            return fun(*full, *linear)
+            return fun(*replaced(residuals, active, values), *linear)
 
         dots = jax.jvp(of_residuals, [residuals[i] for i in active], [tangents[i] for i in active])[1]
         out_dot = list(map(ad.add_tangents, out_dot, dots))

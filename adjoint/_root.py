@@ -13,7 +13,7 @@ from ._linear_system import LinearSystem
 from ._node import linear_node
 from ._status import poison
 from ._tie import tie
-from ._trace import define_by_run, differentiable, trace_unknown, zero_tangent
+from ._trace import define_by_run, differentiable, replaced, trace_unknown, zero_tangent
 
 Residual = Callable[[Any, Any], Any]
 Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
@@ -187,10 +187,7 @@ class _Linearisation:
 
     def _of_theta(self, u: list[Any], theta: list[Any]) -> tuple[Callable[..., Any], list[Any]]:
         def f(*values: Any) -> list[Any]:
-            full = list(theta)
-            for i, value in zip(self.active, values, strict=True):
-                full[i] = value
-            return self.problem.flat_residual(u, full)
+            return self.problem.flat_residual(u, replaced(theta, self.active, values))
 
         return f, [theta[i] for i in self.active]
 

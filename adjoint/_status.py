@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from ._loops import in_shard_map
+
 
 class Status(eqx.Enumeration):
     """The outcome of a solve or a simulation; every member is a sentence that says what to change.
@@ -68,7 +70,7 @@ def poison(values: Any, bad: jax.Array) -> Any:
 
 def fail_at_run_time(value: Any, bad: jax.Array, message: str) -> Any:
     """Raise `message` from a compiled program where `bad` holds; inside `shard_map`, poison the failed devices."""
-    if jax.sharding.get_abstract_mesh().manual_axes:
+    if in_shard_map():
         return poison(value, bad)
     return eqx.error_if(value, bad, message)
 
@@ -85,6 +87,6 @@ def raise_if_failed(value: Any, status: Status, what: str) -> Any:
             message = f"{what}: {sentence(status)}"
             raise SolveError(message)
         return value
-    if jax.sharding.get_abstract_mesh().manual_axes:
+    if in_shard_map():
         return poison(value, failed(status))
     return status.error_if(value, failed(status))

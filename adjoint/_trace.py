@@ -72,6 +72,14 @@ def define_by_run() -> bool:
     return bool(getattr(jax.config, "jax_disable_jit"))  # noqa: B009 (the attribute is made at run time)
 
 
+def replaced(values: Sequence[Any], positions: Sequence[int], new: Sequence[Any]) -> list[Any]:
+    """The list `values` with new entries at some positions: how a function of its active arguments is made."""
+    out = list(values)
+    for i, value in zip(positions, new, strict=True):
+        out[i] = value
+    return out
+
+
 def zero_tangent(x: Any) -> SymbolicZero:
     """The tangent of a value that has none to speak of: a count, a status, a snapshot."""
     return SymbolicZero(jax.typeof(x).to_tangent_aval())

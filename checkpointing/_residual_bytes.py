@@ -7,6 +7,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..adjoint._trace import replaced
+
 STORE_ALL_BYTES = 256 * 10**6
 
 
@@ -20,10 +22,7 @@ def residual_bytes(step: jex.ClosedJaxpr) -> int:
 
     def residuals(*args: jax.Array) -> list[jax.Array]:
         def of_active(*values: jax.Array) -> list[jax.Array]:
-            full = list(args)
-            for i, value in zip(active, values, strict=True):
-                full[i] = value
-            out = jex.jaxpr_as_fun(step)(*full)
+            out = jex.jaxpr_as_fun(step)(*replaced(args, active, values))
             return [x for x in out if jnp.issubdtype(x.dtype, jnp.inexact)]
 
         return jax.tree.leaves(jax.vjp(of_active, *(args[i] for i in active))[1])

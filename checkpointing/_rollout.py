@@ -22,10 +22,10 @@ from jax.custom_derivatives import SymbolicZero
 from ..adjoint import linear_node
 from ..adjoint._loops import fori_loop
 from ..adjoint._tie import tie
-from ..adjoint._trace import define_by_run, differentiable, instantiated, zero_tangent
+from ..adjoint._trace import define_by_run, differentiable, instantiated, replaced, zero_tangent
 from ._sweep import Arrays, load, make_plan, store, sweep_forward, sweep_reverse
 
-StepFn = Callable[[Arrays, Arrays, Arrays], tuple[Arrays, Arrays]]
+StepFn = Callable[..., tuple[Arrays, Arrays]]
 PullbackFn = Callable[..., tuple[Arrays, Arrays, Arrays]]
 
 
@@ -110,8 +110,6 @@ def _node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Arrays, A
 
 
 def _run(rollout: Rollout, keep: bool, consts: Arrays, init: Arrays, xs: Arrays, rows: Any) -> Any:
-    # Outputs go to buffers in the loop's state rather than through `lax.scan`: under vmap both runs must put the
-    # batch axis of an output at the same place.
     n = rollout.length
 
     def advance(i: Any, carry: Arrays, ys: Arrays) -> tuple[Arrays, Arrays]:
@@ -182,54 +180,38 @@ class _Residuals:
         return jax.tree.unflatten(self.tree, list(flat))
 
 
-def _replace(values: Sequence[Any], positions: Sequence[int], new: Sequence[Any]) -> Arrays:
-    out = list(values)
-    for i, value in zip(positions, new, strict=True):
-        out[i] = value
-    return out
+def _of_active(rollout: Rollout, active: _Active, inputs: Sequence[Arrays]) -> tuple[Callable[..., Any], list[Arrays]]:
+    """One step as a function of its active inputs, with their values.
+
+    It returns the carry and outputs that carry derivatives, and, as auxiliary output, all of them.
+    """
+    positions = (active.consts, active.carry, active.xs)
+
+    def of_active(*values: Arrays) -> tuple[Any, Any]:
+        new, ys = rollout.step(*(replaced(x, i, v) for x, i, v in zip(inputs, positions, values, strict=True)))
+        return ([new[i] for i in active.carry], [y for y in ys if differentiable(y)]), (new, ys)
+
+    return of_active, [[x[i] for i in where] for x, where in zip(inputs, positions, strict=True)]
 
 
-def _paired(rollout: Rollout, active: _Active, num_consts: int, num_carry: int, num_xs: int) -> Rollout:
-    """The rollout of (u, du): tangents follow the primals in consts, carry, xs and outputs."""
+def _paired(rollout: Rollout, active: _Active, sizes: tuple[int, int, int]) -> Rollout:
+    """The rollout of (u, du): tangents follow the primals (`sizes` of them) in consts, carry, xs and outputs."""
 
-    def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[Arrays, Arrays]:
-        primals = (list(consts[:num_consts]), list(carry[:num_carry]), list(x[:num_xs]))
-        dots = (consts[num_consts:], carry[num_carry:], x[num_xs:])
-
-        def of_active(c: Arrays, u: Arrays, d: Arrays) -> tuple[Arrays, Arrays, tuple[Arrays, Arrays]]:
-            full = [
-                _replace(p, i, v)
-                for p, i, v in zip(primals, (active.consts, active.carry, active.xs), (c, u, d), strict=True)
-            ]
-            new, ys = rollout.step(*full)
-            return [new[i] for i in active.carry], [y for y in ys if differentiable(y)], (new, ys)
-
-        at = (
-            [primals[0][i] for i in active.consts],
-            [primals[1][i] for i in active.carry],
-            [primals[2][i] for i in active.xs],
-        )
-        primal_out, dot_out = _jvp_with_aux(of_active, at, tuple(map(list, dots)))
-        (new, ys), (new_dot, ys_dot) = primal_out, dot_out
+    def step(*inputs: Arrays) -> tuple[Arrays, Arrays]:
+        primals = [list(x[:size]) for x, size in zip(inputs, sizes, strict=True)]
+        dots = [list(x[size:]) for x, size in zip(inputs, sizes, strict=True)]
+        of_active, at = _of_active(rollout, active, primals)
+        _, (new_dot, ys_dot), (new, ys) = jax.jvp(of_active, at, dots, has_aux=True)
         return [*new, *new_dot], [*ys, *ys_dot]
 
     return dataclasses.replace(rollout, step=step, pullback=None)
-
-
-def _jvp_with_aux(fun: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    def main(*args: Any) -> tuple[Any, Any]:
-        new, ys, aux = fun(*args)
-        return (new, ys), aux
-
-    _, dots, aux = jax.jvp(main, primals, tangents, has_aux=True)
-    return aux, dots
 
 
 def _run_paired(rollout: Rollout, active: _Active, residuals: Any, dots: Sequence[Any]) -> Any:
     """Inputs of the rollout of pairs, and that rollout."""
     consts, init, xs, rows = residuals[:4]
     consts_dot, init_dot, xs_dot = active.split(dots)
-    pair = _paired(rollout, active, len(consts), len(init), len(xs))
+    pair = _paired(rollout, active, (len(consts), len(init), len(xs)))
     return pair, ([*consts, *consts_dot], [*init, *init_dot], [*xs, *xs_dot], rows)
 
 
@@ -351,16 +333,10 @@ def _cotangents_of_row(rollout: Rollout, rows: Any, ys_bar: Arrays, k: Any) -> A
 def _step_pullback(
     rollout: Rollout, active: _Active, inputs: Any, carry_next: Any, carry_bar: Arrays, y_bar: Arrays
 ) -> tuple[Arrays, Arrays, Arrays]:
-    consts, carry, x = inputs
     if rollout.pullback is not None:
-        c, u, d = rollout.pullback(consts, carry, x, carry_next, carry_bar, y_bar)
+        c, u, d = rollout.pullback(*inputs, carry_next, carry_bar, y_bar)
         return [c[i] for i in active.consts], [u[i] for i in active.carry], [d[i] for i in active.xs]
 
-    def of_active(c: Arrays, u: Arrays, d: Arrays) -> tuple[Arrays, Arrays]:
-        new, ys = rollout.step(
-            _replace(consts, active.consts, c), _replace(carry, active.carry, u), _replace(x, active.xs, d)
-        )
-        return [new[i] for i in active.carry], [y for y in ys if differentiable(y)]
-
-    picked = ([consts[i] for i in active.consts], [carry[i] for i in active.carry], [x[i] for i in active.xs])
-    return jax.vjp(of_active, *picked)[1]((carry_bar, y_bar))
+    of_active, at = _of_active(rollout, active, inputs)
+    _, pull, _ = jax.vjp(of_active, *at, has_aux=True)
+    return pull((carry_bar, y_bar))

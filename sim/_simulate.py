@@ -108,10 +108,10 @@ def simulate(
     grid = make_grid(t0, t1, dt)
     saves = None if save_at is None else make_saves(save_at, grid)
     params = as_parameters(params, dtype)
-    clock = as_parameters(jax.tree.map(_as_clock, (grid.t0, grid.span, grid.dt)), jnp.result_type(float))
+    clock = tuple(map(_as_clock, (grid.t0, grid.span, grid.dt)))
     arrays = None
     if saves is not None:
-        arrays = (_as_clock(own(saves.times)), saves.steps, saves.rows, saves.row_of_save)
+        arrays = (_as_clock(saves.times), saves.steps, saves.rows, saves.row_of_save)
     t, y, t_final, y_final, status, iterations = call_compiled(
         _simulate,
         (system, y0, params, clock, arrays),
@@ -139,7 +139,7 @@ def _check_arguments(system: Any, method: Any) -> None:
 
 
 def _as_clock(x: Any) -> jax.Array:
-    return jnp.asarray(x, jnp.result_type(float))
+    return jnp.asarray(own(x), jnp.result_type(float))
 
 
 def _check_state(system: Any, y0: Any) -> None:

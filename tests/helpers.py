@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from tapeless import sim
 
 # Exact counts of optimal schedules, for pairs of steps and snapshots; made independently of this package.
 REVOLVE_TABLE = [
@@ -55,3 +56,13 @@ class Counter:
         jax.effects_barrier()
         runs, self.runs = self.runs, 0
         return runs
+
+
+def decay(t: Any, y: Any, k: Any) -> Any:
+    """y' = -k y."""
+    return -k * y
+
+
+def run(rate: Any, y0: Any, params: Any = None, *, t0: Any = 0.0, t1: Any = 1.0, dt: Any = 0.1, **options: Any) -> Any:
+    """`sim.simulate` over [0, 1] in ten steps of RK4, unless told otherwise."""
+    return sim.simulate(rate, y0, params, t0=t0, t1=t1, dt=dt, **({"method": sim.RK4()} | options))

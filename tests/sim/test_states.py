@@ -6,19 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import equations, max_error
+from helpers import decay, equations, max_error, run
 from tapeless import adjoint, sim
 
 RK4 = sim.RK4()
 DP8 = sim.DormandPrince8()
-
-
-def run(rate: Any, y0: Any, params: Any = None, *, t0: Any = 0.0, t1: Any = 1.0, dt: Any = 0.1, **options: Any) -> Any:
-    return sim.simulate(rate, y0, params, t0=t0, t1=t1, dt=dt, **({"method": RK4} | options))
-
-
-def decay(t: Any, y: Any, k: Any) -> Any:
-    return -k * y
 
 
 # Kinds of states and parameters
