@@ -3,10 +3,13 @@
 Schedules are plain integers that move no data; loops run them in bounded memory.
 """
 
-from ._actions import Action as Action
-from ._actions import Advance as Advance
-from ._actions import Restore as Restore
-from ._actions import Store as Store
-from ._actions import Youturn as Youturn
-from ._binomial import binomial as binomial
 from ._scan import scan as scan
+from .schedules import Action as Action
+from .schedules import Advance as Advance
+from .schedules import Restore as Restore
+from .schedules import Schedule as Schedule
+from .schedules import Store as Store
+from .schedules import Youturn as Youturn
+from .schedules import binomial as binomial
+from .schedules import online as online
+from .schedules import store_all as store_all

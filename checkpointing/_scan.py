@@ -8,7 +8,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from ..adjoint._trace import define_by_run, own
-from ._binomial import binomial
+from .schedules import binomial
 from ._residual_bytes import residual_bytes
 from ._rollout import Rollout
 from ._snapshots import resolve_snapshots

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._binomial import binomial
+from .schedules import binomial
 from ._residual_bytes import STORE_ALL_BYTES
 from ._rollout import Rollout
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..adjoint._loops import fori_loop, while_loop
-from ._binomial import beta, first_advance, repetitions
+from .schedules._binomial import beta, first_advance, repetitions
 
 Arrays = list[Any]
 

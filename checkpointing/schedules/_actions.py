@@ -11,23 +11,26 @@ class Advance(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Copy the working state, which is state `step`, to slot `slot`."""
+    """Copy the working state, which is state `step`, to slot `slot` of memory (level 0) or disk (level 1)."""
 
     step: int
     slot: int
+    level: int = 0
 
 
 class Restore(NamedTuple):
-    """Make the snapshot in slot `slot`, which is state `step`, the working state."""
+    """Make the snapshot in slot `slot` of a level, which is state `step`, the working state."""
 
     step: int
     slot: int
+    level: int = 0
 
 
 class Youturn(NamedTuple):
-    """Evaluate step `step` from the working state and reverse it at once."""
+    """Evaluate steps `start`, ..., `stop - 1` from the working state, recording them, and reverse them at once."""
 
-    step: int
+    start: int
+    stop: int
 
 
 Action = Advance | Store | Restore | Youturn
