@@ -9,8 +9,6 @@ import numpy as np
 
 from ..adjoint._trace import replaced
 
-STORE_ALL_BYTES = 256 * 10**6
-
 
 def residual_bytes(step: jex.ClosedJaxpr) -> int:
     """Bytes of the residuals of one evaluation of `step`, by abstract evaluation.

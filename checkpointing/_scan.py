@@ -8,10 +8,11 @@ import jax.extend.core as jex
 from jax import lax
 
 from ..adjoint._trace import define_by_run, own
-from .schedules import binomial
+from ._equation import replay_with
 from ._residual_bytes import residual_bytes
+from ._resolve import Checkpoint, resolve_known, state_bytes
 from ._rollout import Rollout
-from ._snapshots import resolve_snapshots
+from .schedules import store_all
 
 
 def scan(
@@ -22,7 +23,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
-    checkpoint: int | binomial | None = None,
+    checkpoint: Checkpoint = None,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` with the same results, whose gradient holds at most `checkpoint` states.
 
@@ -76,63 +77,23 @@ def scan(
     def plain(init: Any, xs: Any) -> Any:
         return lax.scan(f, init, xs, length, reverse, unroll)
 
-    # JAX's own scan does the checks, the promotion of weak types and the hoisting of what f closes over; its one
-    # equation is then run by a rollout. So errors and results are JAX's, and f is traced once.
-    try:
-        closed, out = jax.make_jaxpr(plain, return_shape=True)(init, xs)
-    except (AssertionError, IndexError, TypeError, ValueError):
-        plain(init, xs)  # for JAX's own error, which speaks of the caller's arguments
-        raise
-    (equation,) = (e for e in closed.jaxpr.eqns if e.primitive.name == "scan")
+    return replay_with(plain, "scan", lambda equation, args: _run(equation, args, checkpoint), init, xs)
+
+
+def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint) -> Sequence[Any]:
+    """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
     params = equation.params
-    run = _rollout_of(params, checkpoint)
-    if run is None:
-        run = _store_all(equation)
-    flat = _evaluate_around(closed, equation, run, jax.tree.leaves((init, xs)))
-    return jax.tree.unflatten(jax.tree.structure(out), flat)
-
-
-def _rollout_of(params: dict[str, Any], checkpoint: int | binomial | None) -> Any:
-    """The rollout that replaces a scan equation, as a function of the equation's inputs; None to store all."""
     n, body = params["length"], params["jaxpr"]
-    snapshots = resolve_snapshots(n, checkpoint, lambda: residual_bytes(body))
-    if snapshots is None:
-        return None
     num_consts, num_carry = params["num_consts"], params["num_carry"]
+    init = list(args[num_consts : num_consts + num_carry])
+    schedule = resolve_known(n, checkpoint, lambda: (state_bytes(init), residual_bytes(body)))
+    if isinstance(schedule, store_all) or n == 0:
+        return equation.primitive.bind(*args, **params)
 
     def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> Any:
         out = jex.jaxpr_as_fun(body)(*consts, *carry, *x)
         return out[:num_carry], out[num_carry:]
 
-    rollout = Rollout(step, n, snapshots, reverse=params["reverse"])
-
-    def run(*args: Any) -> list[Any]:
-        consts, init = list(args[:num_consts]), list(args[num_consts : num_consts + num_carry])
-        carry, ys = rollout(consts, init, list(args[num_consts + num_carry :]))
-        return [*carry, *ys]
-
-    return run
-
-
-def _store_all(equation: Any) -> Any:
-    return lambda *args: equation.primitive.bind(*args, **equation.params)
-
-
-def _evaluate_around(closed: jex.ClosedJaxpr, equation: Any, run: Any, args: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr with `run` in place of one of its equations."""
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
-        if eqn is equation:
-            out = run(*inputs)
-        else:
-            out = eqn.primitive.bind(*inputs, **eqn.params)
-            out = out if eqn.primitive.multiple_results else [out]
-        values.update(zip(eqn.outvars, out, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    rollout = Rollout(step, n, schedule.snapshots, leaf=schedule.leaf, reverse=params["reverse"])
+    carry, ys = rollout(list(args[:num_consts]), init, list(args[num_consts + num_carry :]))
+    return [*carry, *ys]

@@ -1,51 +1,29 @@
 """The sweeps of a rollout: forward with snapshots, and reverse by binomial checkpointing.
 
-Where to go next is integer arithmetic inside the loops, from a table of binomials: no code is generated per
-checkpoint, and compile time does not depend on the number of steps or snapshots. No conditional surrounds a buffer.
+One executor serves every schedule, whether the number of steps is known when the program is traced or only when the
+loop has ended. No conditional surrounds a buffer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..adjoint._loops import fori_loop, while_loop
-from .schedules._binomial import beta, first_advance, repetitions
+from ._splits import Splits
 
 Arrays = list[Any]
 
 
-class Plan(NamedTuple):
-    """Where the forward sweep of n steps stores its snapshots, and the table for the splits that follow."""
+class Kept(NamedTuple):
+    """What a forward sweep leaves to a reverse sweep."""
 
-    n: int
-    s: int
-    starts: np.ndarray  # of the segments; the last one is the last step, whose start needs no slot
-    table: np.ndarray  # β(s, r - 1), clipped to 32 bits
-
-
-def make_plan(n: int, snapshots: int) -> Plan:
-    """Plan the sweeps for n ≥ 1 steps."""
-    s = max(1, min(snapshots, n))
-    starts, position = [], 0
-    while position < n - 1:
-        starts.append(position)
-        position += first_advance(n - position, s - len(starts) + 1)
-    starts.append(n - 1)
-    last = 1 if s == 1 else repetitions(n, s)
-    limit = np.iinfo(np.int32).max
-    table = np.array([[min(beta(i, r), limit) for r in range(-1, last + 1)] for i in range(s + 1)], np.int32)
-    return Plan(n, s, np.array(starts, np.int32), table)
-
-
-def _split(plan: Plan, length: Any, available: Any) -> Any:
-    """The first advance of an optimal reversal of `length` ≥ 2 steps with `available` snapshots."""
-    table = jnp.asarray(plan.table)
-    r = jnp.sum(table[available, 1:] < length, dtype=jnp.int32)
-    best = jnp.minimum(table[available, r], length - table[available - 1, r])
-    return jnp.where(available == 1, length - 1, best)
+    slots: Arrays  # each of (snapshots + 1, ...)
+    order: Any  # slots in the order of their states; the first `live` hold one
+    positions: Any  # which state each slot holds
+    live: Any
+    start: Any  # the slot from which the last segment is reversed
 
 
 def store(buffers: Arrays, values: Sequence[Any], index: Any) -> Arrays:
@@ -58,63 +36,76 @@ def load(buffers: Sequence[Any], index: Any) -> Arrays:
     return [lax.dynamic_index_in_dim(b, index, 0, keepdims=False) for b in buffers]
 
 
-def sweep_forward(plan: Plan, advance: Any, init: Arrays, ys: Arrays) -> tuple[Arrays, Arrays, Arrays]:
-    """Run all steps; return the final state, the outputs, and the snapshots.
+def make_slots(count: int, init: Arrays) -> Arrays:
+    """Room for `count` states."""
+    return [jnp.broadcast_to(x[None], (count, *x.shape)) for x in init]
 
-    `advance(i, carry, ys)` evaluates step i. Slot s holds the state before the last step: the reverse sweep begins
-    there without an evaluation.
+
+def sweep_forward(splits: Splits, n: Any, advance: Any, init: Arrays, ys: Arrays) -> tuple[Arrays, Arrays, Kept]:
+    """Run n steps; return the final state, the outputs, and the snapshots.
+
+    `advance(i, carry, ys)` evaluates step i. The extra slot holds the state before the last segment: the reverse sweep
+    begins there without an evaluation.
     """
-    slots = [jnp.broadcast_to(x[None], (plan.s + 1, *x.shape)) for x in init]
-    stops = jnp.asarray(np.append(plan.starts[1:], plan.n).astype(np.int32))
-    starts = jnp.asarray(plan.starts)
-    last = len(plan.starts) - 1
+    extra = splits.slots
 
-    def segment(j: Any, state: Any) -> Any:
-        carry, ys, slots = state
-        slots = store(slots, carry, jnp.where(j == last, plan.s, j))
-        carry, ys = fori_loop(starts[j], stops[j], lambda i, c: advance(i, *c), (carry, ys))
-        return carry, ys, slots
+    def segment(state: Any) -> Any:
+        position, live, carry, ys, slots, positions = state
+        last = n - position <= splits.leaf
+        slot = jnp.where(last, extra, live)
+        slots, positions = store(slots, carry, slot), positions.at[slot].set(position)
+        ahead = splits.first_advance(n - position, jnp.maximum(extra - live, 1))
+        stop = jnp.where(last, n, position + ahead)
+        carry, ys = fori_loop(position, stop, lambda i, c: advance(i, *c), (carry, ys))
+        return stop, live + jnp.where(last, 0, 1), carry, ys, slots, positions
 
-    return fori_loop(0, last + 1, segment, (init, ys, slots))
+    zero = jnp.int32(0)
+    start = (zero, zero, init, ys, make_slots(extra + 1, init), jnp.zeros(extra + 1, jnp.int32))
+    _, live, carry, ys, slots, positions = while_loop(lambda state: state[0] < n, segment, start)
+    return carry, ys, Kept(slots, jnp.arange(extra, dtype=jnp.int32), positions, live, jnp.int32(extra))
 
 
-def sweep_reverse(plan: Plan, advance: Any, pullback: Any, slots: Arrays, bars: Any, x_end: Arrays | None) -> Any:
-    """Reverse all steps from the snapshots of `sweep_forward`.
+def sweep_reverse(
+    splits: Splits,
+    n: Any,
+    advance: Callable[[Any, Arrays], Arrays],
+    reverse: Callable[[Any, Any, Arrays, Any], Any],
+    kept: Kept,
+    state: Any,
+) -> Any:
+    """Reverse n steps from the snapshots of a forward sweep.
 
-    `pullback(k, x, x_next, bars)` reverses step k from state k (and state k + 1 if `x_end`, the final state, is
-    given), updating the cotangents `bars`.
+    `advance(i, x)` evaluates step i; `reverse(start, stop, x, state)` reverses steps start, ..., stop - 1, at most a
+    leaf of them, from state `start`, updating what it carries from call to call.
     """
-    live = len(plan.starts) - 1
-    positions = np.zeros(plan.s + 1, np.int32)
-    positions[:live] = plan.starts[:-1]
-    positions[plan.s] = plan.n - 1
 
-    def reverse_one(state: Any) -> Any:
-        k, live, positions, slots, x_next, bars = state
-        first = k == plan.n - 1
-        top = live - jnp.where(first, 0, 1)
-        source = jnp.where(first, plan.s, top)
-        x, positions, slots, top = _replay(plan, advance, k, load(slots, source), source, top, positions, slots)
-        bars = pullback(k, x, x_next, bars)
-        return k - 1, top, positions, slots, None if x_next is None else x, bars
+    def turn(loop: Any) -> Any:
+        stop, live, source, positions, slots, state = loop
+        start, x = positions[source], load(slots, source)
+        start, x, live, positions, slots = _replay(splits, kept.order, advance, stop, start, x, live, positions, slots)
+        state = reverse(start, stop, x, state)
+        top = kept.order[jnp.maximum(live - 1, 0)]
+        live = live - jnp.where(positions[top] == start, 1, 0)
+        source = kept.order[jnp.maximum(live - 1, 0)]
+        return start, live, source, positions, slots, state
 
-    start = (jnp.int32(plan.n - 1), jnp.int32(live), jnp.asarray(positions), slots, x_end, bars)
-    return while_loop(lambda state: state[0] >= 0, reverse_one, start)[-1]
+    loop = (jnp.asarray(n, jnp.int32), kept.live, kept.start, kept.positions, kept.slots, state)
+    return while_loop(lambda loop: loop[0] > 0, turn, loop)[-1]
 
 
 def _replay(
-    plan: Plan, advance: Any, k: Any, x: Arrays, source: Any, top: Any, positions: Any, slots: Arrays
-) -> tuple[Arrays, Any, Arrays, Any]:
-    """Advance from the snapshot in slot `source` to state k, storing snapshots on the way by the optimal split."""
+    splits: Splits, order: Any, advance: Any, stop: Any, start: Any, x: Arrays, live: Any, positions: Any, slots: Arrays
+) -> Any:
+    """Go from the latest snapshot to the last segment before `stop`, storing snapshots on the way."""
 
-    def part(state: Any) -> Any:
-        x, position, positions, slots, top = state
-        slots = store(slots, x, top)
-        positions = positions.at[top].set(position)
-        stop = position + _split(plan, k + 1 - position, plan.s - top)
-        x = fori_loop(position, stop, advance, x)
-        return x, stop, positions, slots, top + 1
+    def part(loop: Any) -> Any:
+        start, x, live, positions, slots = loop
+        # On the first pass this is the latest snapshot itself, written over with what it holds.
+        fresh = positions[order[live - 1]] != start
+        live = live + jnp.where(fresh, 1, 0)
+        slot = order[live - 1]
+        slots, positions = store(slots, x, slot), positions.at[slot].set(start)
+        ahead = splits.first_advance(stop - start, splits.slots - live + 1)
+        return start + ahead, fori_loop(start, start + ahead, advance, x), live, positions, slots
 
-    state = (x, positions[source], positions, slots, top)
-    x, _, positions, slots, top = while_loop(lambda state: state[1] < k, part, state)
-    return x, positions, slots, top
+    return while_loop(lambda loop: stop - loop[0] > splits.leaf, part, (start, x, live, positions, slots))

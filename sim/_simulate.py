@@ -13,9 +13,8 @@ from ..adjoint._compile import call_compiled
 from ..adjoint._guard import guard_tangents
 from ..adjoint._status import raise_if_failed
 from ..adjoint._trace import as_parameters, as_unknowns, known_value, own, state_dtype
-from ..checkpointing import binomial
 from ..checkpointing._rollout import Rollout
-from ..checkpointing._snapshots import resolve_rollout
+from ..checkpointing._resolve import Checkpoint, resolve_rollout
 from ._field import trace_field
 from ._grid import Grid, make_grid, make_saves
 from ._method import AbstractMethod
@@ -36,7 +35,7 @@ def simulate(
     dt: float,
     method: AbstractMethod,
     save_at: Float[Array, " K"] | None = None,
-    checkpoint: int | binomial | None = None,
+    checkpoint: Checkpoint = None,
     throw: bool = True,
 ) -> Trajectory:
     """Integrate a system from `t0` to `t1` in steps of `dt`; the result is differentiable in every mode.
@@ -173,7 +172,7 @@ def _simulate(
     n: int,
     num_rows: int,
     between: bool,
-    checkpoint: int | binomial | None,
+    checkpoint: Checkpoint,
 ) -> Any:
     grid = Grid(n, *clock)
     field, y0 = trace_field(system, method, grid.t0, y0, params)

@@ -10,6 +10,7 @@ from ._actions import Restore as Restore
 from ._actions import Store as Store
 from ._actions import Youturn as Youturn
 from ._binomial import binomial as binomial
+from ._multistage import multistage as multistage
 from ._online import online as online
 from ._schedule import Schedule as Schedule
 from ._store_all import store_all as store_all

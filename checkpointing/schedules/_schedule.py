@@ -36,4 +36,3 @@ def checked(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         message = f"`{name}` must be an integer of at least {least}, got {value!r}."
         raise ValueError(message)
-

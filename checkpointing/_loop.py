@@ -1,0 +1,88 @@
+"""What a loop of steps is: its step, its length, its schedule; and the arrays it is given."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..adjoint._trace import differentiable, replaced
+from ._active import Active
+from ._lanes import while_running
+from ._splits import Splits, make_splits
+from ._sweep import Arrays, load
+
+StepFn = Callable[..., tuple[Arrays, Arrays]]
+PullbackFn = Callable[..., tuple[Arrays, Arrays, Arrays]]
+
+
+class Inputs(NamedTuple):
+    """All arrays that a rollout is given. Constants, carry and data carry derivatives."""
+
+    consts: Arrays
+    init: Arrays
+    xs: Arrays
+    rows: Any = None  # the output row of each step, `num_rows` for none; None for a row each
+    count: Any = None  # (number of steps, that of each lane) where the program does not know it
+    aux: Any = ()  # constants of the condition
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loop:
+    """What does not change between calls: the step, the loop and its schedule. All arrays are arguments.
+
+    `step(consts, carry, x) -> (carry, ys)` works on flat lists and closes over no arrays. `num_rows` is the number
+    of rows of the outputs: n, or fewer where `rows` selects the steps whose outputs are kept.
+    `pullback(consts, carry, x, carry_next, carry_bar, ys_bar) -> bars of (consts, carry, x)` replaces the
+    derivative of `step` in first-order reverse mode, with bars for all floating-point entries in full-length lists
+    (None elsewhere): a step whose adjoint follows from its two end states is then not evaluated again.
+    `length` is None where it shows only when the loop ends: while `cond(aux, carry)` holds.
+    `leaf` is the number of steps that are reversed at once from their residuals; one for a step with a pullback.
+    """
+
+    step: StepFn
+    length: int | None
+    snapshots: int
+    leaf: int = 1
+    reverse: bool = False
+    num_rows: int = 0
+    pullback: PullbackFn | None = None
+    cond: Callable[[Arrays, Arrays], Any] | None = None
+    unroll: int = 1
+
+    @property
+    def splits(self) -> Splits:
+        """Where snapshots go."""
+        return make_splits(self.length, self.snapshots, self.leaf)
+
+    def num_steps(self, inputs: Inputs) -> Any:
+        """The number of steps, if known before the run."""
+        return self.length if inputs.count is None else inputs.count[0]
+
+    def data(self, xs: Arrays, i: Any) -> Arrays:
+        """The per-step data of step i."""
+        return load(xs, self.length - 1 - i if self.reverse and self.length is not None else i)
+
+    def row(self, rows: Any, i: Any) -> Any:
+        """The output row of step i."""
+        if rows is not None:
+            return rows[i]
+        return self.length - 1 - i if self.reverse and self.length is not None else i
+
+    def live_step(self, count: Any, i: Any, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+        """Step i, which leaves lanes that have ended as they are."""
+        new, ys = self.step(consts, carry, x)
+        return new if count is None else while_running(i, count[1], new, carry), ys
+
+
+def of_active(
+    step: Callable[..., tuple[Arrays, Arrays]], active: Active, inputs: Sequence[Arrays]
+) -> tuple[Callable[..., Any], list[Arrays]]:
+    """One step as a function of its active inputs, with their values.
+
+    It returns the carry and outputs that carry derivatives, and, as auxiliary output, all of them.
+    """
+
+    def function(*values: Arrays) -> tuple[Any, Any]:
+        new, ys = step(*(replaced(x, i, v) for x, i, v in zip(inputs, active.positions, values, strict=True)))
+        return ([new[i] for i in active.carry], [y for y in ys if differentiable(y)]), (new, ys)
+
+    return function, [[x[i] for i in where] for x, where in zip(inputs, active.positions, strict=True)]
