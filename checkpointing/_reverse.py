@@ -12,6 +12,7 @@ from ._leaf import LinearisedStep, empty_buffers
 from ._loop import Inputs, Loop, of_active
 from ._sweep import Arrays, Kept, load, store, sweep_reverse
 
+SPLIT = False
 Bars = tuple[Arrays, Arrays, Arrays]
 
 
@@ -23,7 +24,7 @@ def reverse_rollout(loop: Loop, active: Active, inputs: Inputs, kept: Kept, end:
     consts, _, xs, rows, count, _ = inputs
     split = len(active.carry)
     ys_bar = list(bars[split:])
-    turn, scratch = (_by_leaf if loop.leaf > 1 and loop.pullback is None else _one_by_one)(loop, active, inputs, end)
+    turn, scratch = (_by_leaf if (loop.leaf > 1 or SPLIT) and loop.pullback is None else _one_by_one)(loop, active, inputs, end)
 
     def advance(i: Any, carry: Arrays) -> Arrays:
         return loop.live_step(count, i, consts, carry, loop.data(xs, i))[0]

@@ -7,6 +7,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._equation import replay_with
 from ._residual_bytes import residual_bytes
@@ -83,7 +84,7 @@ def scan(
 def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint) -> Sequence[Any]:
     """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
     params = equation.params
-    n, body = params["length"], params["jaxpr"]
+    n, body = params["length"], with_shifts(params["jaxpr"])
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     init = list(args[num_consts : num_consts + num_carry])
     schedule = resolve_known(n, checkpoint, lambda: (state_bytes(init), residual_bytes(body)))

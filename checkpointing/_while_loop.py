@@ -7,6 +7,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._equation import replay_with
 from ._resolve import Checkpoint, resolve_unknown, state_bytes
@@ -76,7 +77,7 @@ def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint) ->
     """What a `while` equation computes, by a rollout."""
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
-    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    cond, body = params["cond_jaxpr"], with_shifts(params["body_jaxpr"])
 
     def step(consts: Sequence[Any], carry: Sequence[Any], _: Sequence[Any]) -> Any:
         return list(jex.jaxpr_as_fun(body)(*consts, *carry)), []

@@ -13,7 +13,9 @@ from ._actions import Action, Advance, Restore, Store, Youturn
 from ._binomial import advances, binomial
 from ._schedule import Schedule, checked
 
-BLOCKS = 1024  # a chain of more segments is planned in this many blocks; below, the plan is optimal
+BLOCKS = 4096  # longer chains are planned in this many blocks, or in as many as can be compared with this much work:
+WORK = 2**27  # blocks squared times slots, which takes about 0.1 s
+SLOTS = 512  # most slots on disk that a plan with too few of them uses
 ROUNDING = 1 - 1e-12  # a gain that sums of costs cannot tell from rounding is none: ties go to memory
 
 
@@ -37,8 +39,11 @@ class multistage(Schedule):  # noqa: N801 (a value made by its name, as the fiel
         P(n, m) = min(t(n), min over 0 < j < n of j + Q(n - j, m - 1) + r + P(j, m)),
         Q(n, m) = min(t(n), w + P(n, m)),    Q(n, 0) = t(n),
 
-    and the schedule costs Q(n, disk). Snapshots go to disk at multiples of the leaf; in chains of more than 1,024
-    leaves, at multiples of the fewest leaves that make at most 1,024 blocks, while costs in memory stay exact.
+    and the schedule costs Q(n, disk). The first state is stored on one of the two levels.
+
+    Snapshots go to disk at multiples of the leaf. The cost is the lowest possible for up to 4,096 leaves if the disk
+    has room for all the plan wants; where it has not, for up to √(2²⁷ / disk) leaves: 1,638 with 50 slots, and 512
+    with 512, the most that are then used. Longer chains are planned in that many blocks, and each block within itself.
 
     Parameters
     ----------
@@ -109,22 +114,7 @@ class multistage(Schedule):  # noqa: N801 (a value made by its name, as the fiel
 
     def segments(self) -> Iterator[Store | Restore | Advance | Reverse]:
         """Yield the coarse actions: those of the disk, and the chains that are reversed in memory."""
-        if self.n == 0:
-            return
-        plan = _plan(self)
-        chains = [(0, self.n, plan.disk, False)]
-        while chains:
-            start, stop, free, stored = chains.pop()
-            if stored:
-                yield Restore(start, plan.disk - free, level=1)
-            split = plan.split(start, stop, free, stored)
-            if split == stop:
-                yield Reverse(start, stop)
-                continue
-            if not stored:
-                yield Store(start, plan.disk - free, level=1)
-            yield Advance(start, split)
-            chains += [(start, split, free, True), (split, stop, free - 1, False)]
+        return _segments(self.n, _plan(self)) if self.n else iter(())
 
     def __iter__(self) -> Iterator[Action]:
         """Yield the actions of one forward run and its reversal."""
@@ -146,19 +136,38 @@ class Counts(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where chains are split. Tables are indexed [start is stored, free slots, blocks]; 0 blocks ahead is no split."""
+    """Where to split a chain that is made of blocks, and of one shorter block at its end."""
 
-    n: int
     block: int
-    disk: int  # slots that can be of use
-    inner: np.ndarray  # for chains that end at a block
-    last: np.ndarray  # for chains that end at n
+    inner: np.ndarray  # blocks ahead to the split, 0 for none, for chains that end at a block: [stored, free, blocks]
+    last: np.ndarray  # the same for chains that end where all do
+    costs: tuple[np.ndarray, np.ndarray]  # P and Q of the whole chain: [free]
+    parts: "dict[int, Plan]"  # plans within a block, by its number of steps; empty if blocks are leaves
 
-    def split(self, start: int, stop: int, free: int, stored: bool) -> int:
-        """The next state to go to disk in steps `start`, ..., `stop - 1`; `stop` if they are reversed in memory."""
-        table = self.last if stop == self.n else self.inner
-        ahead = int(table[int(stored), free, -(-(stop - start) // self.block)])
-        return start + ahead * self.block if ahead else stop
+    def split(self, steps: int, used: int, stored: bool) -> "tuple[Plan, int]":
+        """Steps ahead to the next state that goes to disk, 0 for none, and the plan of both parts."""
+        blocks = -(-steps // self.block)
+        if blocks == 1 and self.parts:
+            return self.parts[steps].split(steps, used, stored)
+        table = self.last if steps % self.block else self.inner
+        free = max(table.shape[1] - 1 - used, 0)
+        return self, self.block * int(table[int(stored), free, blocks])
+
+
+def _segments(n: int, plan: Plan) -> Iterator[Store | Restore | Advance | Reverse]:
+    chains = [(plan, 0, n, 0, False)]  # whose first state has slot `slot`, and is stored in it or not
+    while chains:
+        plan, start, stop, slot, stored = chains.pop()
+        if stored:
+            yield Restore(start, slot, level=1)
+        plan, ahead = plan.split(stop - start, slot, stored)
+        if ahead == 0:
+            yield Reverse(start, stop)
+            continue
+        if not stored:
+            yield Store(start, slot, level=1)
+        yield Advance(start, start + ahead)
+        chains += [(plan, start, start + ahead, slot, True), (plan, start + ahead, stop, slot + 1, False)]
 
 
 @functools.lru_cache(maxsize=16)
@@ -176,40 +185,56 @@ def _counts(schedule: multistage) -> Counts:
 
 @functools.lru_cache(maxsize=16)
 def _plan(schedule: multistage) -> Plan:
-    n, leaf = schedule.n, schedule.leaf
-    block = leaf * -(-n // (leaf * BLOCKS))
-    blocks = -(-n // block)
-    disk = min(schedule.disk, blocks - 1)
-    ends = block * np.arange(blocks + 1)
-    inner, stored = _splits(schedule, disk, ends)
-    short = ends[-1] - n  # steps that the last block lacks
-    last = _splits(schedule, disk, np.maximum(ends - short, 0), stored)[0] if short else inner
-    return Plan(n, block, disk, inner, last)
+    plan = _blocks(schedule, schedule.n, None)
+    stores = (segment for segment in _segments(schedule.n, plan) if isinstance(segment, Store))
+    if all(store.slot < schedule.disk for store in stores):
+        return plan
+    return _blocks(schedule, schedule.n, min(schedule.disk, SLOTS))
+
+
+def _blocks(schedule: multistage, n: int, slots: int | None) -> Plan:
+    """Plan a chain of n steps with `slots` on disk, or with no limit (None)."""
+    most = min(BLOCKS, math.isqrt(WORK // (slots or 1)))
+    block = schedule.leaf * -(-n // (schedule.leaf * most))
+    whole = block * np.arange(-(-n // block) + 1)
+    short = np.maximum(whole - (whole[-1] - n), 0)
+    sizes = {block, int(short[1])} if block > schedule.leaf else set()
+    parts = {size: _blocks(schedule, size, slots) for size in sizes}
+    inner, back, costs = _splits(schedule, slots, whole, parts)
+    last = inner
+    if short[-1] < whole[-1]:
+        last, _, costs = _splits(schedule, slots, short, parts, back)
+    return Plan(block, inner, last, costs, parts)
 
 
 def _splits(
-    schedule: multistage, disk: int, steps: np.ndarray, left: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks ahead to the best split of chains of `steps[k]` steps, and P, indexed [free slots, blocks].
+    schedule: multistage, slots: int | None, steps: np.ndarray, parts: dict[int, Plan], back: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Blocks ahead to the best splits of chains of `steps[k]` steps, with `slots` on disk or with no limit (None).
 
-    `left` is P for the left parts of the chains, which end at a block, where those of `steps` do not.
+    `back[m, j]` is the cost of going j blocks ahead, and in the end of coming back and reversing them: j + r + P(j, m).
     """
     in_memory = np.array([advances(int(n), schedule.memory, schedule.leaf) for n in steps], float)
-    P = np.tile(in_memory, (disk + 1, 1))
+    P = np.tile(in_memory, (2 if slots is None else slots + 1, 1))
     Q = P.copy()
-    left = P if left is None else left
-    splits = np.zeros((2, *P.shape), np.int32)
-    rows = np.arange(disk)
+    if parts:
+        P[:, 1], Q[:, 1] = parts[int(steps[1])].costs
+    splits = np.zeros((2, *P.shape), np.int16)
+    given, back = back, P + steps + schedule.read_cost if back is None else back
+    rows = np.arange(len(P) - 1)
     for k in range(2, len(steps)):
-        ahead = steps[k] - steps[k - 1 : 0 : -1]
-        costs = Q[:-1, k - 1 : 0 : -1] + left[1:, 1:k] + (ahead + schedule.read_cost)
-        best = costs.argmin(axis=1)
+        costs = Q[:-1, 1:k] + back[1:, k - 1 : 0 : -1]
+        best = costs.argmin(axis=1)  # of equal splits the farthest: it takes fewer accesses
         split = costs[rows, best]
         for stored, table, cost in ((1, P, split), (0, Q, split + schedule.write_cost)):
             better = cost < in_memory[k] * ROUNDING
             table[1:, k] = np.where(better, cost, in_memory[k])
-            splits[stored, 1:, k] = np.where(better, best + 1, 0)
-    return splits, P
+            splits[stored, 1:, k] = np.where(better, k - 1 - best, 0)
+        if slots is None:  # one slot less makes no difference
+            P[0, k], Q[0, k], splits[:, 0, k] = P[1, k], Q[1, k], splits[:, 1, k]
+        if given is None:
+            back[:, k] = P[:, k] + steps[k] + schedule.read_cost
+    return splits, back, (P[:, -1], Q[:, -1])
 
 
 def _shifted(action: Action, by: int) -> Action:

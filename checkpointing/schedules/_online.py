@@ -1,5 +1,6 @@
 """Online checkpointing: for loops whose number of steps shows only when they end."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ class online(Schedule):  # noqa: N801 (a value made by its name, as the field wr
     --------
     >>> from tapeless.checkpointing import binomial, online
     >>> online(10, n=1000).advances, binomial(1000, 10).advances
-    (4438, 3636)
+    (4113, 3636)
     """
 
     snapshots: int
@@ -61,13 +62,12 @@ class online(Schedule):  # noqa: N801 (a value made by its name, as the field wr
         n, total = self._length(), 0
         if n == 0:
             return 0
-        *_, stored = self._forward(n)
+        (kept,) = collections.deque(self._forward(n), maxlen=1)
         end = n
-        for rank in reversed(range(len(stored))):
-            start = stored[rank][0]
+        for rank, (start, *_) in reversed(list(enumerate(kept))):
             total += advances(end - start, self.slots - rank, self.leaf)
             end = start
-        return total + stored[-1][0]
+        return total + kept[-1][0]
 
     def __iter__(self) -> Iterator[Action]:
         """Yield the actions of one forward run and its reversal."""
@@ -76,14 +76,14 @@ class online(Schedule):  # noqa: N801 (a value made by its name, as the field wr
             return
         yield Store(0, 0)
         stored = [(0, 0)]
-        for state in self._forward(n):
-            if state[-1] != stored[-1]:
-                yield Advance(stored[-1][0], state[-1][0])
-                yield Store(*state[-1])
-            stored = state
+        for kept in self._forward(n):
+            if kept[-1][:2] != stored[-1]:
+                yield Advance(stored[-1][0], kept[-1][0])
+                yield Store(*kept[-1][:2])
+            stored = [(start, slot) for start, slot, _ in kept]
         used = {slot for _, slot in stored}
         free = [slot for slot in reversed(range(self.slots)) if slot not in used]
-        yield from reversal(n, list(stored), free, self.leaf)
+        yield from reversal(n, stored, free, self.leaf)
 
     def _length(self) -> int:
         if self.n is None:
@@ -91,24 +91,25 @@ class online(Schedule):  # noqa: N801 (a value made by its name, as the field wr
             raise ValueError(message)
         return self.n
 
-    def _forward(self, n: int) -> Iterator[list[tuple[int, int]]]:
-        """(position, slot) of the snapshots, sorted, at the start of every segment."""
-        kept = [(0, 0, BASE)]
-        yield [(0, 0)]
+    def _forward(self, n: int) -> Iterator[list[tuple[int, int, int]]]:
+        """(position, slot, level) of the snapshots, sorted, at the start of every segment: one list that changes."""
+        kept, slots = [(0, 0, BASE)], self.slots
+        yield kept
         for position in range(self.leaf, n, self.leaf):
-            if len(kept) < self.slots:
+            if len(kept) < slots:
                 kept.append((position, len(kept), 0))
-            elif self.slots > 1:
-                index, level = _dropped([level for *_, level in kept])
+            elif slots > 1:
+                index, level = _dropped(kept)
                 kept.append((position, kept.pop(index)[1], level))
-            yield [(start, slot) for start, slot, _ in kept]
+            yield kept
 
 
-def _dropped(levels: list[int]) -> tuple[int, int]:
+def _dropped(kept: list[tuple[int, int, int]]) -> tuple[int, int]:
     """Which snapshot makes room for the next state, and the level of that state."""
     highest = -1
-    for index in reversed(range(len(levels))):
-        if levels[index] < highest:
+    for index in reversed(range(len(kept))):
+        level = kept[index][2]
+        if level < highest:
             return index, 0
-        highest = max(highest, levels[index])
-    return len(levels) - 1, levels[-1] + 1
+        highest = level
+    return len(kept) - 1, kept[-1][2] + 1
