@@ -29,7 +29,15 @@ linear_node_p = jex.Primitive("linear_node")
 linear_node_p.multiple_results = True
 
 
-def linear_node(fun: Linear, transpose: Linear, residuals: Sequence[Any], linear: Sequence[Any], name: str) -> Arrays:
+def linear_node(
+    fun: Linear,
+    transpose: Linear,
+    residuals: Sequence[Any],
+    linear: Sequence[Any],
+    name: str,
+    *,
+    on_host: bool = False,
+) -> Arrays:
     """Apply `fun(residuals, linear)` as one node whose transpose is `transpose`.
 
     Choose it when a linear map is computed by something that iterates (a solve, a loop), whose
@@ -49,6 +57,8 @@ def linear_node(fun: Linear, transpose: Linear, residuals: Sequence[Any], linear
         Flat list of floating-point or complex arrays.
     name
         Shown in the jaxpr: ``linear_node[name=...]``.
+    on_host
+        Whether `transpose` works on concrete arrays (it reads files, say): it is then called as it is, not traced.
 
     Returns
     -------
@@ -61,7 +71,7 @@ def linear_node(fun: Linear, transpose: Linear, residuals: Sequence[Any], linear
     """
     jaxpr = _trace(fun, residuals, linear)
     return linear_node_p.bind(
-        *residuals, *linear, jaxpr=jaxpr, transpose=transpose, num_residuals=len(residuals), name=name
+        *residuals, *linear, jaxpr=jaxpr, transpose=transpose, num_residuals=len(residuals), name=name, on_host=on_host
     )
 
 
@@ -117,6 +127,9 @@ def _transpose_rule(cotangents: Sequence[Any], *args: Any, **params: Any) -> lis
     if all(isinstance(ct, ad.Zero) for ct in cotangents):
         return [None] * n + [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in linear]
     cts = list(map(ad.instantiate_zeros, cotangents))
+    if params["on_host"]:
+        out = params["transpose"](residuals, cts)
+        return [None] * n + [ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, out, strict=True)]
     out = linear_node(params["transpose"], _Forward(params["jaxpr"]), residuals, cts, _swapped(params["name"]))
     return [None] * n + [ct if ad.is_undefined_primal(x) else None for x, ct in zip(linear, out, strict=True)]
 
@@ -138,11 +151,11 @@ class _Forward:
 def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Arrays, list[int]]:
     n = params["num_residuals"]
     (size, *_) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
-    residuals = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args[:n], dims[:n], strict=True)]
+    residuals = list(args[:n])  # with their batch axes where they are: moving one would copy all snapshots
     linear = [batching.bdim_at_front(x, d, size) for x, d in zip(args[n:], dims[n:], strict=True)]
-    axes = [None if d is None else 0 for d in dims[:n]]
+    axes = list(dims[:n])
     fun, transpose = _vmap(_Forward(params["jaxpr"]), axes), _vmap(params["transpose"], axes)
-    out = linear_node(fun, transpose, residuals, linear, params["name"])
+    out = linear_node(fun, transpose, residuals, linear, params["name"], on_host=params["on_host"])
     return out, [0] * len(out)
 
 

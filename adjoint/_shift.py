@@ -5,6 +5,7 @@ badly: most of the time of a stencil's pullback. `with_shifts` finds such pairs 
 equation in their place that knows its transpose. Values are the same bit for bit.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ ad.deflinear2(shift_p, lambda ct, _, *, axis, by: [shift(ct, axis, -by)])
 batching.primitive_batchers[shift_p] = _batch
 
 
+@functools.lru_cache(maxsize=256)
 def with_shifts(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same function with each periodic shift as one equation; itself if there is none."""
     makers = {v: eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "slice" for v in eqn.outvars}

@@ -3,7 +3,12 @@
 Schedules are plain integers that move no data; loops run them in bounded memory.
 """
 
+from ._budget import Budget as Budget
+from ._disk import Disk as Disk
+from ._plan import Plan as Plan
+from ._plan import plan as plan
 from ._scan import scan as scan
+from ._snapshot_files import SnapshotError as SnapshotError
 from ._while_loop import while_loop as while_loop
 from .schedules import Action as Action
 from .schedules import Advance as Advance

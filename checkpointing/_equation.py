@@ -15,14 +15,20 @@ Run = Callable[[jex.JaxprEqn, Sequence[Any]], Sequence[Any]]
 
 def replay_with(plain: Callable[..., Any], name: str, run: Run, *args: Any) -> Any:
     """`plain(*args)`, with `run(equation, inputs)` in place of its one equation called `name`."""
+    closed, out, equation = traced_equation(plain, name, *args)
+    flat = _evaluate(closed, equation, run, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(out), flat)
+
+
+def traced_equation(plain: Callable[..., Any], name: str, *args: Any) -> tuple[jex.ClosedJaxpr, Any, jex.JaxprEqn]:
+    """The jaxpr of `plain`, the structure of its result, and its one equation called `name`."""
     try:
         closed, out = jax.make_jaxpr(plain, return_shape=True)(*args)
     except (AssertionError, IndexError, TypeError, ValueError):
         plain(*args)  # for JAX's own error, which speaks of the caller's arguments
         raise
     (equation,) = (e for e in closed.jaxpr.eqns if e.primitive.name == name)
-    flat = _evaluate(closed, equation, run, jax.tree.leaves(args))
-    return jax.tree.unflatten(jax.tree.structure(out), flat)
+    return closed, out, equation
 
 
 def _evaluate(closed: jex.ClosedJaxpr, equation: Any, run: Run, args: Sequence[Any]) -> list[Any]:

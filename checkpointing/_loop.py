@@ -23,6 +23,7 @@ class Inputs(NamedTuple):
     rows: Any = None  # the output row of each step, `num_rows` for none; None for a row each
     count: Any = None  # (number of steps, that of each lane) where the program does not know it
     aux: Any = ()  # constants of the condition
+    offset: Any = None  # what to add to a step's number where the loop is part of a longer one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ class Loop:
     pullback: PullbackFn | None = None
     cond: Callable[[Arrays, Arrays], Any] | None = None
     unroll: int = 1
+    progress: bool = False
 
     @property
     def splits(self) -> Splits:
@@ -57,18 +59,21 @@ class Loop:
         """The number of steps, if known before the run."""
         return self.length if inputs.count is None else inputs.count[0]
 
-    def data(self, xs: Arrays, i: Any) -> Arrays:
-        """The per-step data of step i."""
-        return load(xs, self.length - 1 - i if self.reverse and self.length is not None else i)
+    def index(self, inputs: Inputs, i: Any) -> Any:
+        """Where the data of step i are."""
+        k = i if inputs.offset is None else i + inputs.offset
+        return self.length - 1 - k if self.reverse and self.length is not None else k
 
-    def row(self, rows: Any, i: Any) -> Any:
+    def data(self, inputs: Inputs, i: Any) -> Arrays:
+        """The per-step data of step i."""
+        return load(inputs.xs, self.index(inputs, i))
+
+    def row(self, inputs: Inputs, i: Any) -> Any:
         """The output row of step i."""
-        if rows is not None:
-            return rows[i]
-        return self.length - 1 - i if self.reverse and self.length is not None else i
+        return self.index(inputs, i) if inputs.rows is None else inputs.rows[i]
 
     def live_step(self, count: Any, i: Any, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
-        """Step i, which leaves lanes that have ended as they are."""
+        """Step i, which leaves lanes that have ended as they are; `count` as in the inputs."""
         new, ys = self.step(consts, carry, x)
         return new if count is None else while_running(i, count[1], new, carry), ys
 

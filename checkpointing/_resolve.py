@@ -7,21 +7,34 @@ from typing import Any
 import jax
 import numpy as np
 
+from ._budget import Budget, best_schedule
+from ._disk import Disk
+from ._memory import bytes_of, step_bytes
 from ._rollout import Rollout
-from .schedules import Schedule, binomial, online, store_all
+from .schedules import Schedule, binomial, multistage, online, store_all
 
 STORE_ALL_BYTES = 256 * 10**6
 ONLINE_BYTES = 2**20
-Checkpoint = int | Schedule | None
+Checkpoint = int | Schedule | Budget | Disk | None
+Arrays = list[Any]
 
 
-def resolve_known(n: int, checkpoint: Checkpoint, sizes: Callable[[], tuple[int, int]]) -> binomial | store_all:
+def resolve_known(
+    n: int,
+    checkpoint: Checkpoint,
+    sizes: Callable[[], tuple[int, int]],
+    planned: Callable[[Budget], binomial | store_all],
+) -> binomial | store_all:
     """The schedule for n steps.
 
-    `sizes()` are the bytes of a state and of a step's residuals, asked for only where they decide.
+    `sizes()` are the bytes of a state and of a step's residuals, `planned(budget)` the plan within a budget; both are
+    asked for only where they decide.
     """
-    if isinstance(checkpoint, online) or not isinstance(checkpoint, Schedule | int | np.integer | None):
-        raise _misuse(checkpoint)
+    if isinstance(checkpoint, Budget):
+        return planned(checkpoint)
+    if isinstance(checkpoint, multistage | online):
+        message = f"`checkpoint` must be a schedule in memory for a known number of steps, got {checkpoint}. "
+        raise ValueError(message + f"Use binomial({n}, ...), or Disk(path, snapshots=...) for snapshots on disk.")
     if isinstance(checkpoint, binomial | store_all):
         if checkpoint.n not in (n, None):
             name = type(checkpoint).__name__
@@ -49,7 +62,7 @@ def resolve_unknown(checkpoint: Checkpoint, state_bytes: int) -> online:
     """The schedule of a loop whose length shows only when it ends."""
     if isinstance(checkpoint, online):
         return dataclasses.replace(checkpoint, n=None)
-    if isinstance(checkpoint, Schedule):
+    if isinstance(checkpoint, Schedule | Budget):
         message = (
             f"`checkpoint` of a while loop must be a number of snapshots, online(...) or None, got {checkpoint}: the "
             "number of steps is not known before the loop has ended. Use online(snapshots), or `checkpointing.scan`."
@@ -68,11 +81,11 @@ def _number(checkpoint: Any) -> int:
 
 def _misuse(checkpoint: Any) -> ValueError:
     return ValueError(
-        f"`checkpoint` must be a number of snapshots of at least 1, a schedule, or None; got {checkpoint!r}."
+        f"`checkpoint` must be a number of snapshots of at least 1, a schedule, a Budget, or None; got {checkpoint!r}."
     )
 
 
-def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, init: list[Any]) -> Rollout:
+def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, consts: Arrays, init: Arrays, xs: Arrays) -> Rollout:
     """The rollout with its schedule set from `checkpoint`.
 
     With nothing said every state is stored while they fit 256 MB. A state is all that a reverse sweep over a rollout
@@ -80,14 +93,17 @@ def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, init: list[Any]) -
     measured on twelve-stage steps it is faster all the same, since recomputing beats reading residuals back.
     """
     n = rollout.length or 0
-    state = state_bytes(init)
-    schedule = resolve_known(n, checkpoint, lambda: (state, state))
+    state = bytes_of(init)
+
+    def planned(budget: Budget) -> binomial | store_all:
+        data = [x[0] for x in xs]
+        body = jax.make_jaxpr(lambda *a: rollout.step(list(a[0]), list(a[1]), list(a[2])))(consts, init, data)
+        step = step_bytes(body, len(consts), len(init))
+        if rollout.pullback is not None:  # it needs both ends of a step, and no residuals
+            step = dataclasses.replace(step, residuals=state)
+        return best_schedule(n, budget, step)
+
+    schedule = resolve_known(n, checkpoint, lambda: (state, state), planned)
     if isinstance(schedule, store_all):
         return dataclasses.replace(rollout, snapshots=n)
     return dataclasses.replace(rollout, snapshots=schedule.snapshots, leaf=schedule.leaf)
-
-
-def state_bytes(state: list[Any]) -> int:
-    """Bytes of a state."""
-    avals = map(jax.typeof, state)
-    return sum(int(a.size) * a.dtype.itemsize for a in avals)

@@ -10,9 +10,9 @@ from ..adjoint._loops import fori_loop
 from ._active import Active
 from ._leaf import LinearisedStep, empty_buffers
 from ._loop import Inputs, Loop, of_active
+from ._memory import SMALL_STATE, bytes_of
 from ._sweep import Arrays, Kept, load, store, sweep_reverse
 
-SPLIT = False
 Bars = tuple[Arrays, Arrays, Arrays]
 
 
@@ -21,48 +21,56 @@ def reverse_rollout(loop: Loop, active: Active, inputs: Inputs, kept: Kept, end:
 
     `bars` are those of the final state and of the outputs; `end` is the final state, if the step has its own pullback.
     """
-    consts, _, xs, rows, count, _ = inputs
     split = len(active.carry)
-    ys_bar = list(bars[split:])
-    turn, scratch = (_by_leaf if (loop.leaf > 1 or SPLIT) and loop.pullback is None else _one_by_one)(loop, active, inputs, end)
+    none = [jnp.zeros_like(inputs.consts[i]) for i in active.consts], [jnp.zeros_like(inputs.xs[i]) for i in active.xs]
+    start = none[0], list(bars[:split]), none[1]
+    consts_bar, carry_bar, xs_bar = reverse_steps(loop, active, inputs, kept, end, list(bars[split:]), start)
+    return [*consts_bar, *xs_bar, *carry_bar]
+
+
+def reverse_steps(
+    loop: Loop, active: Active, inputs: Inputs, kept: Kept, end: Arrays, ys_bar: Arrays, total: Bars
+) -> Bars:
+    """Reverse all steps, from the cotangents of the constants, the state and the data at their end."""
+    turn, scratch = (_by_leaf if _recording(loop, inputs) else _one_by_one)(loop, active, inputs, end)
 
     def advance(i: Any, carry: Arrays) -> Arrays:
-        return loop.live_step(count, i, consts, carry, loop.data(xs, i))[0]
+        return loop.live_step(inputs.count, i, inputs.consts, carry, loop.data(inputs, i))[0]
 
     def add(k: Any, total: Bars, pull: Callable[[Arrays, Arrays], Bars]) -> Bars:
         """Pull the cotangents back over step k and add them up."""
         consts_bar, carry_bar, xs_bar = total
-        c, u, d = pull(carry_bar, _cotangents_of_row(loop, rows, ys_bar, k))
+        c, u, d = pull(carry_bar, _cotangents_of_row(loop, inputs, ys_bar, k))
         consts_bar = [a + b for a, b in zip(consts_bar, c, strict=True)]
-        return consts_bar, u, store(xs_bar, d, loop.length - 1 - k if loop.reverse and loop.length is not None else k)
+        return consts_bar, u, store(xs_bar, d, loop.index(inputs, k))
 
-    start = (
-        [jnp.zeros_like(consts[i]) for i in active.consts],
-        list(bars[:split]),
-        [jnp.zeros_like(xs[i]) for i in active.xs],
-    )
+    def reverse(start: Any, stop: Any, x: Arrays, state: Any) -> Any:
+        return turn(start, stop, x, state, add)
+
     n = loop.num_steps(inputs)
-    reverse = lambda start, stop, x, state: turn(start, stop, x, state, add)
-    total, _ = sweep_reverse(loop.splits, n, advance, reverse, kept, (start, scratch))
-    consts_bar, carry_bar, xs_bar = total
-    return [*consts_bar, *xs_bar, *carry_bar]
+    return sweep_reverse(loop.splits, n, advance, reverse, kept, (total, scratch))[0]
 
 
-def _cotangents_of_row(loop: Loop, rows: Any, ys_bar: Arrays, k: Any) -> Arrays:
-    if rows is None:
-        return load(ys_bar, loop.row(rows, k))
-    row = rows[k]
+def _recording(loop: Loop, inputs: Inputs) -> bool:
+    """Whether residuals are recorded: those of a leaf of several steps must be, those of a small state had better."""
+    return loop.pullback is None and (loop.leaf > 1 or bytes_of(inputs.init) <= SMALL_STATE)
+
+
+def _cotangents_of_row(loop: Loop, inputs: Inputs, ys_bar: Arrays, k: Any) -> Arrays:
+    row = loop.row(inputs, k)
+    if inputs.rows is None:
+        return load(ys_bar, row)
     found = load(ys_bar, jnp.minimum(row, loop.num_rows - 1))
     return [jnp.where(row < loop.num_rows, y, jnp.zeros_like(y)) for y in found]
 
 
 def _one_by_one(loop: Loop, active: Active, inputs: Inputs, end: Arrays) -> tuple[Callable[..., Any], Arrays]:
     """Reverse a single step; what is carried is the state after it, if the step has its own pullback."""
-    consts, _, xs, _, count, _ = inputs
+    consts, count = inputs.consts, inputs.count
 
     def turn(k: Any, _: Any, carry: Arrays, state: Any, add: Any) -> Any:
         total, carry_next = state
-        x = loop.data(xs, k)
+        x = loop.data(inputs, k)
 
         def pull(carry_bar: Arrays, y_bar: Arrays) -> Bars:
             if loop.pullback is not None:
@@ -88,7 +96,7 @@ def _call_pull(pull: Any, carry_bar: Arrays, y_bar: Arrays) -> Bars:
 
 def _by_leaf(loop: Loop, active: Active, inputs: Inputs, _: Arrays) -> tuple[Callable[..., Any], Arrays]:
     """Reverse a leaf of steps: record the residuals of all, then pull back through all; room for the residuals."""
-    consts, init, xs, _, count, _ = inputs
+    consts, init, count = inputs.consts, inputs.init, inputs.count
     lanes = () if count is None else (count[1],)
 
     def diff_step(fixed: Arrays, carry: Arrays, data: Arrays) -> Any:
@@ -96,7 +104,7 @@ def _by_leaf(loop: Loop, active: Active, inputs: Inputs, _: Arrays) -> tuple[Cal
         return _vjp(loop, active, (None, *lanes) if lanes else None, k, fixed[: len(consts)], carry, list(x))
 
     fixed = [*consts, *lanes]
-    first = [*loop.data(xs, 0), jnp.int32(0)]
+    first = [*loop.data(inputs, 0), jnp.int32(0)]
     step = LinearisedStep(diff_step, fixed, init, first)
     shared = step.shared(fixed, init, first)
 
@@ -105,14 +113,14 @@ def _by_leaf(loop: Loop, active: Active, inputs: Inputs, _: Arrays) -> tuple[Cal
 
         def record(k: Any, inner: Any) -> Any:
             carry, buffers = inner
-            carry, values = step.record(fixed, carry, [*loop.data(xs, k), k])
+            carry, values = step.record(fixed, carry, [*loop.data(inputs, k), k])
             return carry, store(buffers, values, k - start)
 
         _, buffers = fori_loop(start, stop, record, (carry, buffers))
 
         def back(i: Any, total: Bars) -> Bars:
             k = stop - 1 - (i - start)
-            return add(k, total, step.pull(shared, load(buffers, k - start), [*loop.data(xs, k), k]))
+            return add(k, total, step.pull(shared, load(buffers, k - start), [*loop.data(inputs, k), k]))
 
         return fori_loop(start, stop, back, total), buffers
 

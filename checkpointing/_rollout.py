@@ -58,8 +58,8 @@ def _define_by_run(rollout: Rollout, inputs: Inputs) -> Any:
     outputs: dict[int, Arrays] = {}
     carry = inputs.init
     for i in range(n):
-        carry, y = rollout.step(inputs.consts, carry, rollout.data(inputs.xs, i))
-        outputs[int(rollout.row(rows, i))] = y
+        carry, y = rollout.step(inputs.consts, carry, rollout.data(inputs, i))
+        outputs[int(rollout.row(inputs, i))] = y
     kept = [outputs[row] for row in range(n if rows is None else rollout.num_rows)]
     return carry, [jnp.stack(y) for y in zip(*kept, strict=True)]
 
@@ -102,22 +102,21 @@ def rollout_node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Ar
 
 def _run(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
     """The final carry, the outputs, and (snapshots, count) if they are kept."""
-    consts, init, xs, rows, count, aux = inputs
     if rollout.cond is not None:
         return _run_while(rollout, keep, inputs)
     n = rollout.num_steps(inputs)
 
     def advance(i: Any, carry: Arrays, ys: Arrays) -> tuple[Arrays, Arrays]:
-        carry, y = rollout.live_step(count, i, consts, carry, rollout.data(xs, i))
-        return carry, store(ys, y, rollout.row(rows, i))
+        carry, y = rollout.live_step(inputs.count, i, inputs.consts, carry, rollout.data(inputs, i))
+        return carry, store(ys, y, rollout.row(inputs, i))
 
-    ys = _output_buffers(rollout, inputs)
+    ys = output_buffers(rollout, inputs)
     if keep:
-        carry, ys, kept = sweep_forward(rollout.splits, n, advance, init, ys)
+        carry, ys, kept = sweep_forward(rollout.splits, n, advance, inputs.init, ys)
     else:
-        carry, ys = fori_loop(0, n, lambda i, c: advance(i, *c), (init, ys))
+        carry, ys = fori_loop(0, n, lambda i, c: advance(i, *c), (inputs.init, ys))
         kept = None
-    return carry, ys if rows is None else [y[:-1] for y in ys], (kept, count)
+    return carry, ys if inputs.rows is None else [y[:-1] for y in ys], (kept, inputs.count)
 
 
 def _run_while(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
@@ -133,7 +132,8 @@ def _run_while(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
     return carry, [], ()
 
 
-def _output_buffers(rollout: Rollout, inputs: Inputs) -> Arrays:
+def output_buffers(rollout: Rollout, inputs: Inputs) -> Arrays:
+    """Room for the outputs of all steps."""
     data = [x[0] for x in inputs.xs]
     avals = jax.eval_shape(lambda *a: rollout.step(*a)[1], inputs.consts, inputs.init, data)
     num = rollout.length if inputs.rows is None else rollout.num_rows + 1

@@ -9,9 +9,11 @@ from jax import lax
 
 from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
+from ._disk import Disk, run_on_disk
 from ._equation import replay_with
-from ._residual_bytes import residual_bytes
-from ._resolve import Checkpoint, resolve_known, state_bytes
+from ._memory import bytes_of, residual_bytes
+from ._plan import plan_equation
+from ._resolve import Checkpoint, resolve_known
 from ._rollout import Rollout
 from .schedules import store_all
 
@@ -87,14 +89,23 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint) ->
     n, body = params["length"], with_shifts(params["jaxpr"])
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     init = list(args[num_consts : num_consts + num_carry])
-    schedule = resolve_known(n, checkpoint, lambda: (state_bytes(init), residual_bytes(body)))
-    if isinstance(schedule, store_all) or n == 0:
-        return equation.primitive.bind(*args, **params)
+    data = list(args[num_consts + num_carry :])
 
     def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> Any:
         out = jex.jaxpr_as_fun(body)(*consts, *carry, *x)
         return out[:num_carry], out[num_carry:]
 
+    def sizes() -> tuple[int, int]:
+        return bytes_of(init), residual_bytes(body, num_consts, num_carry)
+
+    if isinstance(checkpoint, Disk) and n > 0:
+        rollout = Rollout(step, n, checkpoint.snapshots, leaf=checkpoint.leaf, reverse=params["reverse"])
+        carry, ys = run_on_disk(rollout, body, checkpoint, list(args[:num_consts]), init, data)
+        return [*carry, *ys]
+    schedule = resolve_known(n, checkpoint, sizes, lambda budget: plan_equation(equation, body, budget).schedule)
+    if isinstance(schedule, store_all) or n == 0:
+        return equation.primitive.bind(*args, **params)
+
     rollout = Rollout(step, n, schedule.snapshots, leaf=schedule.leaf, reverse=params["reverse"])
-    carry, ys = rollout(list(args[:num_consts]), init, list(args[num_consts + num_carry :]))
+    carry, ys = rollout(list(args[:num_consts]), init, data)
     return [*carry, *ys]

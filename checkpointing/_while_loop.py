@@ -10,7 +10,8 @@ from jax import lax
 from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._equation import replay_with
-from ._resolve import Checkpoint, resolve_unknown, state_bytes
+from ._memory import bytes_of
+from ._resolve import Checkpoint, resolve_unknown
 from ._rollout import Rollout
 
 
@@ -85,7 +86,7 @@ def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint) ->
     def condition(aux: Sequence[Any], carry: Sequence[Any]) -> Any:
         return jex.jaxpr_as_fun(cond)(*aux, *carry)[0]
 
-    schedule = resolve_unknown(checkpoint, state_bytes(list(args[b:])))
+    schedule = resolve_unknown(checkpoint, bytes_of(list(args[b:])))
     rollout = Rollout(step, None, schedule.snapshots, leaf=schedule.leaf, cond=condition)
     aux = [lax.stop_gradient(x) for x in args[:a]]
     return rollout(list(args[a:b]), list(args[b:]), [], aux=aux)[0]

@@ -185,8 +185,9 @@ def _simulate(
         rows = jnp.asarray(saves[2]) if num_rows else None
         pullback = stepper.rollout_pullback if method.has_pullback else None
         rollout = Rollout(stepper.rollout_step, n, 1, num_rows=num_rows, pullback=pullback)
-        rollout = resolve_rollout(rollout, checkpoint, carry)
-        carry, ys = rollout(consts, carry, [jnp.arange(n, dtype=jnp.int32)], rows)
+        xs = [jnp.arange(n, dtype=jnp.int32)]
+        rollout = resolve_rollout(rollout, checkpoint, consts, carry, xs)
+        carry, ys = rollout(consts, carry, xs, rows)
     y_final, _, (status, iterations) = stepper.unpack(carry)
     t_final = grid.t0 + grid.span
     if saves is None:
