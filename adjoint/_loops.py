@@ -46,9 +46,9 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     return lax.while_loop(cond, body, _settled(body, init))
 
 
-def fori_loop(start: Any, stop: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
+def fori_loop(start: Any, stop: Any, body: Callable[[Any, Any], Any], init: Any, unroll: int | None = None) -> Any:
     """`jax.lax.fori_loop`, for an initial state less varying than what the body returns."""
-    return lax.fori_loop(start, stop, body, _settled(lambda state: body(start, state), init))
+    return lax.fori_loop(start, stop, body, _settled(lambda state: body(start, state), init), unroll=unroll)
 
 
 def _settled(body: Callable[[Any], Any], init: Any) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 

@@ -79,18 +79,19 @@ def _shifted(eqn: jex.JaxprEqn, makers: dict[Any, jex.JaxprEqn]) -> tuple[Any, i
     """The variable, axis and distance of a shift that a concatenation of two slices makes; None if it makes none."""
     if eqn.primitive.name != "concatenate" or len(eqn.invars) != 2:
         return None
-    pair = [makers.get(v) if isinstance(v, jex.Var) else None for v in eqn.invars]
-    if pair[0] is None or pair[1] is None or pair[0].invars[0] is not pair[1].invars[0]:
+    pair = [makers[v] for v in eqn.invars if isinstance(v, jex.Var) and v in makers]
+    if len(pair) != 2 or pair[0].invars[0] is not pair[1].invars[0]:
         return None
-    axis, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
-    x = pair[0].invars[0]
-    by = eqn.invars[0].aval.shape[axis]
-    whole = x.aval.shape == shape and all(p is not None and not any(s != 1 for s in _strides(p)) for p in pair)
+    x: Any = pair[0].invars[0]
+    first, out = (v.aval for v in (*eqn.invars[:1], *eqn.outvars))
+    axis, shape = eqn.params["dimension"], _shape(out)
+    by = _shape(first)[axis]
     starts = [[0] * len(shape), [0] * len(shape)]
     starts[0][axis] = shape[axis] - by
     fits = all(list(p.params["start_indices"]) == s for p, s in zip(pair, starts, strict=True))
+    whole = _shape(x.aval) == shape and all(stride == 1 for p in pair for stride in p.params["strides"] or ())
     return (x, axis, by) if whole and fits else None
 
 
-def _strides(eqn: jex.JaxprEqn) -> Sequence[int]:
-    return eqn.params["strides"] or ()
+def _shape(aval: Any) -> tuple[int, ...]:
+    return tuple(aval.shape)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ._memory import StepBytes
-from .schedules import binomial, store_all
+from .schedules import binomial, multistage, store_all
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -91,7 +91,7 @@ class Cost:
         """Bytes that no schedule avoids: the working states, one pullback, the outputs and their cotangents."""
         return WORKING_STATES * self.step.state + self.step.scratch + 2 * n * self.step.outputs
 
-    def peak(self, n: int, schedule: binomial | store_all) -> int:
+    def peak(self, n: int, schedule: binomial | store_all | multistage) -> int:
         """Bytes of snapshots, residuals and all else at the peak of the reverse sweep."""
         if isinstance(schedule, store_all):
             return self.lanes * (self.fixed(n) + n * self.step.residuals)
@@ -100,7 +100,7 @@ class Cost:
         return self.lanes * (self.fixed(n) + room + recorded)
 
 
-def evaluations(n: int, schedule: binomial | store_all) -> int:
+def evaluations(n: int, schedule: binomial | store_all | multistage) -> int:
     """Evaluations of the step for a value and gradient, the run that returns the value included."""
     if isinstance(schedule, store_all):
         return n

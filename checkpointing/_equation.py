@@ -1,7 +1,7 @@
 """Running one of JAX's own loops by a rollout.
 
-JAX's loop does the checks, the promotion of weak types and the hoisting of what a function closes over; its one equation
-is then computed by a rollout. So errors and results are JAX's, and the function is traced once.
+JAX's loop does the checks, the promotion of weak types and the hoisting of what a function closes over; its one
+equation is then computed by a rollout. So errors and results are JAX's, and the function is traced once.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+
+from ._rollout import Rollout
 
 Run = Callable[[jex.JaxprEqn, Sequence[Any]], Sequence[Any]]
 
@@ -33,19 +35,48 @@ def traced_equation(plain: Callable[..., Any], name: str, *args: Any) -> tuple[j
 
 def _evaluate(closed: jex.ClosedJaxpr, equation: Any, run: Run, args: Sequence[Any]) -> list[Any]:
     """Evaluate a jaxpr with `run` in place of one of its equations."""
+    values = _inputs(closed, args)
+    before, after = _around(closed, equation)
+    _extend(values, before)
+    values.update(zip(equation.outvars, run(equation, _read(values, equation.invars)), strict=True))
+    _extend(values, after)
+    return _read(values, closed.jaxpr.outvars)
+
+
+def equation_inputs(closed: jex.ClosedJaxpr, equation: Any, args: Sequence[Any]) -> list[Any]:
+    """What one of a jaxpr's equations is given."""
+    values = _inputs(closed, args)
+    _extend(values, _around(closed, equation)[0])
+    return _read(values, equation.invars)
+
+
+def _inputs(closed: jex.ClosedJaxpr, args: Sequence[Any]) -> dict[Any, Any]:
     jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
+    return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
-        if eqn is equation:
-            out = run(eqn, inputs)
-        else:
-            out = eqn.primitive.bind(*inputs, **eqn.params)
-            out = out if eqn.primitive.multiple_results else [out]
-        values.update(zip(eqn.outvars, out, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+def _around(closed: jex.ClosedJaxpr, equation: Any) -> tuple[list[Any], list[Any]]:
+    eqns = list(closed.jaxpr.eqns)
+    at = next(i for i, eqn in enumerate(eqns) if eqn is equation)
+    return eqns[:at], eqns[at + 1 :]
+
+
+def _read(values: dict[Any, Any], atoms: Sequence[Any]) -> list[Any]:
+    return [atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in atoms]
+
+
+def _extend(values: dict[Any, Any], eqns: Sequence[Any]) -> None:
+    for eqn in eqns:
+        out = eqn.primitive.bind(*_read(values, eqn.invars), **eqn.params)
+        values.update(zip(eqn.outvars, out if eqn.primitive.multiple_results else [out], strict=True))
+
+
+def scan_rollout(params: dict[str, Any], body: jex.ClosedJaxpr, snapshots: int, leaf: int, **options: Any) -> Rollout:
+    """The rollout that computes a scan equation with these parameters, whose step is `body`."""
+    num_carry = params["num_carry"]
+
+    def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> Any:
+        out = jex.jaxpr_as_fun(body)(*consts, *carry, *x)
+        return out[:num_carry], out[num_carry:]
+
+    return Rollout(step, params["length"], snapshots, leaf=leaf, reverse=params["reverse"], **options)

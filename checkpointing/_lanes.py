@@ -37,12 +37,11 @@ def _batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, int]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    step, length, new, old = primals
     out = running_p.bind(*primals)
     dots = tangents[2:]
     if all(isinstance(t, ad.Zero) for t in dots):
-        return out, ad.Zero.from_primal_value(out)
-    return out, running_p.bind(step, length, *map(ad.instantiate_zeros, dots))
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, running_p.bind(*primals[:2], *map(ad.instantiate_zeros, dots))
 
 
 def _transpose(ct: Any, step: Any, length: Any, new: Any, old: Any) -> list[Any]:
@@ -57,9 +56,13 @@ def _transpose(ct: Any, step: Any, length: Any, new: Any, old: Any) -> list[Any]
     ]
 
 
-running_p.def_impl(lambda step, length, new, old: new)
+def _new(*args: Any) -> Any:
+    return args[2]
+
+
+running_p.def_impl(_new)
 running_p.def_abstract_eval(_abstract_eval)
-mlir.register_lowering(running_p, mlir.lower_fun(lambda step, length, new, old: new, multiple_results=False))
+mlir.register_lowering(running_p, mlir.lower_fun(_new, multiple_results=False))
 batching.primitive_batchers[running_p] = _batch
 ad.primitive_jvps[running_p] = _jvp
 ad.primitive_transposes[running_p] = _transpose

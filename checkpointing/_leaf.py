@@ -24,6 +24,7 @@ class LinearisedStep:
 
     def __init__(self, step: DiffStep, fixed: Sequence[Any], state: Sequence[Any], data: Sequence[Any]):
         a, b = len(fixed), len(fixed) + len(state)
+        self._tree: Any = None
 
         def flat(*args: Any) -> Flat:
             new, pull = step(list(args[:a]), list(args[a:b]), list(args[b:]))
@@ -85,7 +86,7 @@ def empty_buffers(avals: Sequence[Any], length: int) -> Flat:
 
     def empty(aval: Any) -> Any:
         if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-            key = jax.random.key(0, impl=aval.dtype._impl.name)  # noqa: SLF001
+            key = jax.random.key(0, impl=aval.dtype._impl.name)
             return jnp.broadcast_to(key, (length, *aval.shape))
         return jnp.zeros((length, *aval.shape), aval.dtype)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ..adjoint._trace import differentiable, replaced
 from ._active import Active
 from ._lanes import while_running
+from ._progress import Bar
 from ._splits import Splits, make_splits
 from ._sweep import Arrays, load
 
@@ -48,7 +49,7 @@ class Loop:
     pullback: PullbackFn | None = None
     cond: Callable[[Arrays, Arrays], Any] | None = None
     unroll: int = 1
-    progress: bool = False
+    progress: tuple[Bar, Bar] | None = None  # of the forward and of the reverse sweep
 
     @property
     def splits(self) -> Splits:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from ..adjoint._trace import replaced
 from ._leaf import LinearisedStep
 
-
 # Up to this size of a state the residuals of a step are recorded before they are pulled back through: fused into one
 # program, the compiler computes values again for each of their uses (measured: 1.3 to 1.6 times slower at 8 kB). Of
 # larger states recording costs more than it saves (measured: 1.3 to 1.7 times slower at 500 kB).

@@ -15,6 +15,7 @@ from jax.interpreters import batching, mlir
 
 from ..adjoint._loops import while_loop
 from ._leaf import depending
+from ._progress import Bar, ended, moving
 from ._splits import Splits
 from ._sweep import Arrays, Kept, make_slots, store
 from .schedules._online import BASE
@@ -27,14 +28,14 @@ Step = Callable[[Arrays, Arrays], Arrays]
 
 
 def sweep_online(
-    splits: Splits, cond: Cond, step: Step, aux: Arrays, consts: Arrays, init: Arrays
+    splits: Splits, cond: Cond, step: Step, aux: Arrays, consts: Arrays, init: Arrays, bar: Bar | None = None
 ) -> tuple[Arrays, Kept, tuple[Any, Any]]:
     """Run `step(consts, x)` while `cond(aux, x)`; return the final state, the snapshots, and two lengths.
 
     The first length is that of the loop, the second has an entry for each lane.
     """
     groups = (len(aux), len(consts), len(init))
-    out = _bind([*aux, *consts, *init], groups=groups, cond=cond, step=step, splits=splits)
+    out = _bind([*aux, *consts, *init], groups=groups, cond=cond, step=step, splits=splits, bar=bar)
     return _unflat(groups[2], out)
 
 
@@ -48,7 +49,7 @@ def _bind(args: Sequence[Any], **params: Any) -> list[Any]:
     return sweep_p.bind(*args, jaxpr=jaxpr, **params)
 
 
-def _run(args: Sequence[Any], *, groups: Any, cond: Cond, step: Step, splits: Splits) -> list[Any]:
+def _run(args: Sequence[Any], *, groups: Any, cond: Cond, step: Step, splits: Splits, bar: Bar | None) -> list[Any]:
     a, b = groups[0], groups[0] + groups[1]
     aux, consts, init = list(args[:a]), list(args[a:b]), list(args[b:])
 
@@ -64,10 +65,13 @@ def _run(args: Sequence[Any], *, groups: Any, cond: Cond, step: Step, splits: Sp
             i, x = inner
             return i + 1, advance(*x)
 
+        def inside(inner: Any) -> Any:
+            return (inner[0] < splits.leaf) & jnp.any(inner[1][1])
+
         # A leaf of one step needs no inner loop: the outer one has looked whether to go on.
         start = (jnp.int32(0), (x, running, lanes))
-        inside = lambda inner: (inner[0] < splits.leaf) & jnp.any(inner[1][1])
         steps, x = one(start) if splits.leaf == 1 else while_loop(inside, one, start)
+        moving(bar, n, n + steps)
         return x, n + steps, kept, levels
 
     running = cond(aux, init)
@@ -77,6 +81,7 @@ def _run(args: Sequence[Any], *, groups: Any, cond: Cond, step: Step, splits: Sp
     kept = Kept(make_slots(room, init), ranks, jnp.zeros(room, jnp.int32), zero, zero)
     state = ((init, running, jnp.zeros(jnp.shape(running), jnp.int32)), zero, kept, jnp.zeros_like(ranks))
     (x, _, lanes), n, kept, _ = while_loop(lambda state: jnp.any(state[0][1]), segment, state)
+    ended(bar, n)
     start = kept.start if splits.slots == 1 else kept.order[jnp.maximum(kept.live - 1, 0)]
     return [*x, *kept.slots, kept.order, kept.positions, kept.live, start, n, lanes]
 
@@ -109,7 +114,8 @@ def _store(splits: Splits, kept: Kept, levels: Any, x: Arrays, position: Any) ->
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[Any], list[int | None]]:
-    groups, cond, step, splits = params["groups"], params["cond"], params["step"], params["splits"]
+    params = {name: value for name, value in params.items() if name != "jaxpr"}
+    groups, cond, step = params["groups"], params["cond"], params["step"]
     a, b = groups[0], groups[0] + groups[1]
     (size, *_) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
     aux_dims, consts_dims = list(dims[:a]), list(dims[a:b])
@@ -117,7 +123,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[lis
     batched_step = jax.vmap(step, (consts_dims, 0))
     by_lane = _ends_by_lane(args, dims, **params)
     batched_cond = jax.vmap(cond, (aux_dims, 0)) if by_lane else lambda aux, x: cond(aux, [v[0] for v in x])
-    out = _bind([*args[:b], *init], groups=groups, cond=batched_cond, step=batched_step, splits=splits)
+    out = _bind([*args[:b], *init], **(params | {"cond": batched_cond, "step": batched_step}))
     count = groups[2]
     return out, [0] * count + [1] * count + [None] * 5 + [0 if by_lane else None]
 

@@ -4,19 +4,22 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 from jax import lax
 
 from ..adjoint._shift import with_shifts
 from ._budget import BOOKKEEPING, Budget, Cost, best_schedule, evaluations, readable
-from ._equation import traced_equation
+from ._disk import Disk
+from ._equation import equation_inputs, scan_rollout, traced_equation
+from ._host_sweep import refuse_traced, with_costs
 from ._memory import StepBytes, step_bytes
 from .schedules import binomial, store_all
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A schedule for a loop and what it will cost. Print it; give `plan.schedule` as `checkpoint`.
+    """A schedule for a loop and what it will cost. Print it; give `plan.checkpoint` to the loop.
 
     All bytes are those of one gradient beyond its arguments and results, for all lanes.
     """
@@ -25,6 +28,12 @@ class Plan:
     budget: Budget
     step: StepBytes
     schedule: binomial | store_all
+    disk: Disk | None = None
+
+    @property
+    def checkpoint(self) -> binomial | store_all | Disk:
+        """What to give to `checkpointing.scan` as `checkpoint`."""
+        return self.schedule if self.disk is None else self.disk
 
     @property
     def peak_bytes(self) -> int:
@@ -34,7 +43,7 @@ class Plan:
     @property
     def evaluations(self) -> int:
         """Evaluations of the step for a value and gradient."""
-        return evaluations(self.n, self.schedule)
+        return evaluations(self.n, self.schedule if self.disk is None else self.disk.schedule(self.n, self.step.state))
 
     @property
     def ratio(self) -> float:
@@ -48,14 +57,14 @@ class Plan:
         rows += [(f"  {name}", readable(size)) for name, size in self.parts().items() if size]
         rows += [("evaluations of the step", f"{self.evaluations:,}"), ("  per forward run", f"{self.ratio:.3f}")]
         width = max(len(name) for name, _ in rows)
-        lines = [f"{self.schedule} for {self.n:,} steps of {readable(self.step.state)}{lanes}"]
+        lines = [f"{self.checkpoint} for {self.n:,} steps of {readable(self.step.state)}{lanes}"]
         return "\n".join(lines + [f"  {name:<{width}}  {value}" for name, value in rows])
 
     def parts(self) -> dict[str, int]:
         """What the peak is made of."""
         cost, lanes = Cost(self.step, self.budget.lanes), self.budget.lanes
-        one = isinstance(self.schedule, store_all)
-        snapshots = 0 if one else lanes * (self.schedule.slots + 1) * (self.step.state + BOOKKEEPING)
+        slots = 0 if isinstance(self.schedule, store_all) else self.schedule.slots + 1
+        snapshots = lanes * slots * (self.step.state + BOOKKEEPING)
         fixed = lanes * cost.fixed(self.n)
         return {
             "snapshots": snapshots,
@@ -66,7 +75,7 @@ class Plan:
 
     def draw(self, axes: Any = None) -> Any:
         """Draw evaluations against bytes for all budgets, with this plan marked; return the Matplotlib axes."""
-        import matplotlib.pyplot as plt  # noqa: PLC0415 (slow to import, and few draw)
+        import matplotlib.pyplot as plt
 
         axes = plt.subplots(figsize=(6, 4), layout="constrained")[1] if axes is None else axes
         curve = trade_off(self.n, self.step, self.budget.lanes)
@@ -102,7 +111,7 @@ def plan(
     Returns
     -------
     Plan
-        With `.schedule`, `.peak_bytes`, `.evaluations`, `.ratio`; it prints and draws itself.
+        With `.checkpoint`, `.schedule`, `.peak_bytes`, `.evaluations`, `.ratio`; it prints and draws itself.
 
     Raises
     ------
@@ -126,8 +135,18 @@ def plan(
     True
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
-    *_, equation = traced_equation(lambda i, x: lax.scan(f, i, x, length), "scan", init, xs)
-    return plan_equation(equation, with_shifts(equation.params["jaxpr"]), budget)
+    closed, _, equation = traced_equation(lambda i, x: lax.scan(f, i, x, length), "scan", init, xs)
+    body = with_shifts(equation.params["jaxpr"])
+    found = plan_equation(equation, body, budget)
+    if budget.disk is None or isinstance(found.schedule, store_all):
+        return found
+    args = equation_inputs(closed, equation, jax.tree.leaves((init, xs)))
+    refuse_traced(args)
+    a, b = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    level = Disk(budget.disk, found.schedule.snapshots, leaf=found.schedule.leaf)
+    rollout = scan_rollout(equation.params, body, level.snapshots, level.leaf)
+    level = with_costs(rollout, body, level, args[:a], args[a:b], args[b:])
+    return dataclasses.replace(found, disk=level)
 
 
 def plan_equation(equation: jex.JaxprEqn, body: jex.ClosedJaxpr, budget: Budget) -> Plan:

@@ -33,15 +33,16 @@ def resolve_known(
     if isinstance(checkpoint, Budget):
         return planned(checkpoint)
     if isinstance(checkpoint, multistage | online):
-        message = f"`checkpoint` must be a schedule in memory for a known number of steps, got {checkpoint}. "
-        raise ValueError(message + f"Use binomial({n}, ...), or Disk(path, snapshots=...) for snapshots on disk.")
+        text = (
+            f"a schedule in memory for a known number of steps, got {checkpoint}. Use binomial({n}, ...), or "
+            "Disk(path, snapshots=...) for snapshots on disk."
+        )
+        raise _unfit(text)
     if isinstance(checkpoint, binomial | store_all):
         if checkpoint.n not in (n, None):
             name = type(checkpoint).__name__
-            message = (
-                f"`checkpoint` must be a schedule of the loop's {n} steps, got {checkpoint}. Use {name}({n}, ...)."
-            )
-            raise ValueError(message)
+            text = f"a schedule of the loop's {n} steps, got {checkpoint}. Use {name}({n}, ...)."
+            raise _unfit(text)
         return checkpoint
     if checkpoint is not None:
         return binomial(n, _number(checkpoint))
@@ -62,12 +63,12 @@ def resolve_unknown(checkpoint: Checkpoint, state_bytes: int) -> online:
     """The schedule of a loop whose length shows only when it ends."""
     if isinstance(checkpoint, online):
         return dataclasses.replace(checkpoint, n=None)
-    if isinstance(checkpoint, Schedule | Budget):
-        message = (
-            f"`checkpoint` of a while loop must be a number of snapshots, online(...) or None, got {checkpoint}: the "
-            "number of steps is not known before the loop has ended. Use online(snapshots), or `checkpointing.scan`."
+    if isinstance(checkpoint, Schedule | Budget | Disk):
+        text = (
+            f"for a while loop a number of snapshots, online(...) or None, got {checkpoint}: the number of steps is "
+            "not known before the loop has ended. Use online(snapshots), or `checkpointing.scan`."
         )
-        raise ValueError(message)
+        raise _unfit(text)
     if checkpoint is not None:
         return online(_number(checkpoint))
     return online(int(min(max(ONLINE_BYTES // max(state_bytes, 1), 64), 1024)))
@@ -80,9 +81,11 @@ def _number(checkpoint: Any) -> int:
 
 
 def _misuse(checkpoint: Any) -> ValueError:
-    return ValueError(
-        f"`checkpoint` must be a number of snapshots of at least 1, a schedule, a Budget, or None; got {checkpoint!r}."
-    )
+    return _unfit(f"a number of snapshots of at least 1, a schedule, a Budget, a Disk, or None; got {checkpoint!r}.")
+
+
+def _unfit(text: str) -> ValueError:
+    return ValueError(f"`checkpoint` must be {text}")
 
 
 def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, consts: Arrays, init: Arrays, xs: Arrays) -> Rollout:

@@ -11,6 +11,7 @@ from ._active import Active
 from ._leaf import LinearisedStep, empty_buffers
 from ._loop import Inputs, Loop, of_active
 from ._memory import SMALL_STATE, bytes_of
+from ._progress import moving
 from ._sweep import Arrays, Kept, load, store, sweep_reverse
 
 Bars = tuple[Arrays, Arrays, Arrays]
@@ -45,7 +46,9 @@ def reverse_steps(
         return consts_bar, u, store(xs_bar, d, loop.index(inputs, k))
 
     def reverse(start: Any, stop: Any, x: Arrays, state: Any) -> Any:
-        return turn(start, stop, x, state, add)
+        state = turn(start, stop, x, state, add)
+        moving(None if loop.progress is None else loop.progress[1], n - stop, n - start, n)
+        return state
 
     n = loop.num_steps(inputs)
     return sweep_reverse(loop.splits, n, advance, reverse, kept, (total, scratch))[0]

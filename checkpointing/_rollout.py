@@ -29,6 +29,7 @@ from ..adjoint._trace import define_by_run, differentiable, instantiated, zero_t
 from ._active import Active, active_tangents
 from ._loop import Inputs, Loop, of_active
 from ._online_sweep import sweep_online
+from ._progress import Bar, ended, moving
 from ._reverse import reverse_rollout
 from ._sweep import Arrays, store, sweep_forward
 
@@ -100,6 +101,11 @@ def rollout_node(rollout: Rollout, keep: bool) -> Callable[..., tuple[Arrays, Ar
     return node
 
 
+def forward_bar(rollout: Rollout) -> Bar | None:
+    """The bar of the forward sweep, if there is one."""
+    return None if rollout.progress is None else rollout.progress[0]
+
+
 def _run(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
     """The final carry, the outputs, and (snapshots, count) if they are kept."""
     if rollout.cond is not None:
@@ -108,13 +114,15 @@ def _run(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
 
     def advance(i: Any, carry: Arrays, ys: Arrays) -> tuple[Arrays, Arrays]:
         carry, y = rollout.live_step(inputs.count, i, inputs.consts, carry, rollout.data(inputs, i))
+        moving(forward_bar(rollout), i, i + 1, n)
         return carry, store(ys, y, rollout.row(inputs, i))
 
+    unroll = rollout.unroll if inputs.count is None and rollout.unroll > 1 else None
     ys = output_buffers(rollout, inputs)
     if keep:
         carry, ys, kept = sweep_forward(rollout.splits, n, advance, inputs.init, ys)
     else:
-        carry, ys = fori_loop(0, n, lambda i, c: advance(i, *c), (inputs.init, ys))
+        carry, ys = fori_loop(0, n, lambda i, c: advance(i, *c), (inputs.init, ys), unroll=unroll)
         kept = None
     return carry, ys if inputs.rows is None else [y[:-1] for y in ys], (kept, inputs.count)
 
@@ -125,10 +133,21 @@ def _run_while(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
     def step(consts: Arrays, carry: Arrays) -> Arrays:
         return rollout.step(consts, carry, [])[0]
 
+    bar = forward_bar(rollout)
     if keep:
-        carry, kept, count = sweep_online(rollout.splits, cond, step, list(inputs.aux), inputs.consts, inputs.init)
+        aux = list(inputs.aux)
+        carry, kept, count = sweep_online(rollout.splits, cond, step, aux, inputs.consts, inputs.init, bar)
         return carry, [], (kept, count)
-    carry = while_loop(lambda c: cond(inputs.aux, c), lambda c: step(inputs.consts, c), inputs.init)
+
+    def counted(state: Any) -> Any:
+        i, carry = state
+        moving(bar, i, i + 1)
+        return i + 1, step(inputs.consts, carry)
+
+    if bar is None:
+        return while_loop(lambda c: cond(inputs.aux, c), lambda c: step(inputs.consts, c), inputs.init), [], ()
+    n, carry = while_loop(lambda state: cond(inputs.aux, state[1]), counted, (jnp.int32(0), inputs.init))
+    ended(bar, n)
     return carry, [], ()
 
 
@@ -186,11 +205,13 @@ def tangent(rollout: Rollout, active: Active, inputs: Inputs, dots: Sequence[Any
 
 def _cotangent(rollout: Rollout, active: Active, residuals: Any, bars: Arrays) -> Arrays:
     """One reverse sweep, from what a forward run kept, or after such a run."""
-    inputs, *kept_and_end = residuals
-    if not kept_and_end:
+    if len(residuals) == 3:
+        inputs, kept, end = residuals
+    else:
+        (inputs,) = residuals
         end, _, (kept, count) = rollout_node(rollout, keep=True)(*inputs)
-        inputs, kept_and_end = inputs._replace(count=count), (kept, end)
-    return reverse_rollout(rollout, active, inputs, *kept_and_end, bars)
+        inputs = inputs._replace(count=count)
+    return reverse_rollout(rollout, active, inputs, kept, end, bars)
 
 
 def cotangent_node(rollout: Rollout, active: Active) -> Callable[[Any, Arrays], Arrays]:

@@ -5,17 +5,21 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
 from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
-from ._disk import Disk, run_on_disk
-from ._equation import replay_with
+from ._budget import Budget
+from ._disk import Disk
+from ._equation import replay_with, scan_rollout
+from ._host_sweep import run_on_disk
 from ._memory import bytes_of, residual_bytes
 from ._plan import plan_equation
+from ._progress import Bar, bars, moving
 from ._resolve import Checkpoint, resolve_known
 from ._rollout import Rollout
-from .schedules import store_all
+from .schedules import binomial, store_all
 
 
 def scan(
@@ -27,6 +31,7 @@ def scan(
     unroll: int | bool = 1,
     *,
     checkpoint: Checkpoint = None,
+    progress: bool = False,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` with the same results, whose gradient holds at most `checkpoint` states.
 
@@ -80,10 +85,10 @@ def scan(
     def plain(init: Any, xs: Any) -> Any:
         return lax.scan(f, init, xs, length, reverse, unroll)
 
-    return replay_with(plain, "scan", lambda equation, args: _run(equation, args, checkpoint), init, xs)
+    return replay_with(plain, "scan", lambda equation, args: _run(equation, args, checkpoint, progress), init, xs)
 
 
-def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint) -> Sequence[Any]:
+def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, progress: bool) -> Sequence[Any]:
     """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
     params = equation.params
     n, body = params["length"], with_shifts(params["jaxpr"])
@@ -91,21 +96,42 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint) ->
     init = list(args[num_consts : num_consts + num_carry])
     data = list(args[num_consts + num_carry :])
 
-    def step(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> Any:
-        out = jex.jaxpr_as_fun(body)(*consts, *carry, *x)
-        return out[:num_carry], out[num_carry:]
+    bar = bars(n) if progress else None
+
+    def run(snapshots: int, leaf: int) -> Rollout:
+        return scan_rollout(params, body, snapshots, leaf, unroll=params["unroll"], progress=bar)
 
     def sizes() -> tuple[int, int]:
         return bytes_of(init), residual_bytes(body, num_consts, num_carry)
 
-    if isinstance(checkpoint, Disk) and n > 0:
-        rollout = Rollout(step, n, checkpoint.snapshots, leaf=checkpoint.leaf, reverse=params["reverse"])
-        carry, ys = run_on_disk(rollout, body, checkpoint, list(args[:num_consts]), init, data)
-        return [*carry, *ys]
-    schedule = resolve_known(n, checkpoint, sizes, lambda budget: plan_equation(equation, body, budget).schedule)
-    if isinstance(schedule, store_all) or n == 0:
-        return equation.primitive.bind(*args, **params)
+    def planned(budget: Budget) -> binomial | store_all:
+        return plan_equation(equation, body, budget).schedule
 
-    rollout = Rollout(step, n, schedule.snapshots, leaf=schedule.leaf, reverse=params["reverse"])
-    carry, ys = rollout(list(args[:num_consts]), init, data)
+    level = checkpoint if isinstance(checkpoint, Disk) else None
+    schedule = resolve_known(n, None if level else checkpoint, sizes, planned)
+    if isinstance(checkpoint, Budget) and checkpoint.disk is not None and isinstance(schedule, binomial):
+        level = Disk(checkpoint.disk, schedule.snapshots, leaf=schedule.leaf)
+    consts = list(args[:num_consts])
+    if level is not None and n > 0:
+        carry, ys = run_on_disk(run(level.snapshots, level.leaf), body, level, consts, init, data)
+    elif isinstance(schedule, store_all) or n == 0:
+        return equation.primitive.bind(*args, **params) if bar is None else _with_bar(params, args, bar[0])
+    else:
+        carry, ys = run(schedule.snapshots, schedule.leaf)(consts, init, data)
+    return [*carry, *ys]
+
+
+def _with_bar(params: dict[str, Any], args: Sequence[Any], bar: Bar) -> Sequence[Any]:
+    """JAX's scan, with a bar that its forward run moves."""
+    n, num_consts, num_carry = params["length"], params["num_consts"], params["num_carry"]
+    consts, init, data = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+
+    def step(state: Any, x: Any) -> Any:
+        i, carry = state
+        moving(bar, i, i + 1, n)
+        out = jex.jaxpr_as_fun(params["jaxpr"])(*consts, *carry, *x)
+        return (i + 1, out[:num_carry]), out[num_carry:]
+
+    options = {"length": n, "reverse": params["reverse"], "unroll": params["unroll"]}
+    (_, carry), ys = lax.scan(step, (jnp.int32(0), list(init)), list(data), **options)
     return [*carry, *ys]

@@ -41,11 +41,13 @@ def make_slots(count: int, init: Arrays) -> Arrays:
     return [jnp.broadcast_to(x[None], (count, *x.shape)) for x in init]
 
 
-def sweep_forward(splits: Splits, n: Any, advance: Any, init: Arrays, ys: Arrays) -> tuple[Arrays, Arrays, Kept]:
+def sweep_forward(
+    splits: Splits, n: Any, advance: Any, init: Arrays, ys: Arrays, finish: bool = True
+) -> tuple[Arrays, Arrays, Kept]:
     """Run n steps; return the final state, the outputs, and the snapshots.
 
     `advance(i, carry, ys)` evaluates step i. The extra slot holds the state before the last segment: the reverse sweep
-    begins there without an evaluation.
+    begins there without an evaluation, and if only the snapshots are wanted (`finish` is false) the sweep ends there.
     """
     extra = splits.slots
 
@@ -56,7 +58,8 @@ def sweep_forward(splits: Splits, n: Any, advance: Any, init: Arrays, ys: Arrays
         slots, positions = store(slots, carry, slot), positions.at[slot].set(position)
         ahead = splits.first_advance(n - position, jnp.maximum(extra - live, 1))
         stop = jnp.where(last, n, position + ahead)
-        carry, ys = fori_loop(position, stop, lambda i, c: advance(i, *c), (carry, ys))
+        end = stop if finish else jnp.where(last, position, stop)
+        carry, ys = fori_loop(position, end, lambda i, c: advance(i, *c), (carry, ys))
         return stop, live + jnp.where(last, 0, 1), carry, ys, slots, positions
 
     zero = jnp.int32(0)

@@ -11,6 +11,7 @@ from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._equation import replay_with
 from ._memory import bytes_of
+from ._progress import bars
 from ._resolve import Checkpoint, resolve_unknown
 from ._rollout import Rollout
 
@@ -21,6 +22,7 @@ def while_loop(
     init_val: Any,
     *,
     checkpoint: Checkpoint = None,
+    progress: bool = False,
 ) -> Any:
     """`jax.lax.while_loop` with the same results, and a gradient that holds at most `checkpoint` states.
 
@@ -71,10 +73,13 @@ def while_loop(
     def plain(init_val: Any) -> Any:
         return lax.while_loop(cond_fun, body_fun, init_val)
 
-    return replay_with(plain, "while", lambda equation, args: _run(equation.params, args, checkpoint), init_val)
+    def run(equation: jex.JaxprEqn, args: Sequence[Any]) -> list[Any]:
+        return _run(equation.params, args, checkpoint, progress)
+
+    return replay_with(plain, "while", run, init_val)
 
 
-def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint) -> list[Any]:
+def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint, progress: bool) -> list[Any]:
     """What a `while` equation computes, by a rollout."""
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
@@ -87,6 +92,7 @@ def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint) ->
         return jex.jaxpr_as_fun(cond)(*aux, *carry)[0]
 
     schedule = resolve_unknown(checkpoint, bytes_of(list(args[b:])))
-    rollout = Rollout(step, None, schedule.snapshots, leaf=schedule.leaf, cond=condition)
+    bar = bars(None) if progress else None
+    rollout = Rollout(step, None, schedule.snapshots, leaf=schedule.leaf, cond=condition, progress=bar)
     aux = [lax.stop_gradient(x) for x in args[:a]]
     return rollout(list(args[a:b]), list(args[b:]), [], aux=aux)[0]

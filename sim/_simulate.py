@@ -13,8 +13,8 @@ from ..adjoint._compile import call_compiled
 from ..adjoint._guard import guard_tangents
 from ..adjoint._status import raise_if_failed
 from ..adjoint._trace import as_parameters, as_unknowns, known_value, own, state_dtype
-from ..checkpointing._rollout import Rollout
 from ..checkpointing._resolve import Checkpoint, resolve_rollout
+from ..checkpointing._rollout import Rollout
 from ._field import trace_field
 from ._grid import Grid, make_grid, make_saves
 from ._method import AbstractMethod
