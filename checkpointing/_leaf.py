@@ -55,14 +55,14 @@ class LinearisedStep:
             if not wanted.isdisjoint(eqn.outvars):
                 eqns.insert(0, eqn)
                 wanted.update(v for v in eqn.invars if isinstance(v, jex.Var))
-        part = self._jaxpr.replace(eqns=eqns, outvars=self._shared, effects=set(), debug_info=None)
+        unnamed = self._jaxpr.debug_info.with_unknown_names()
+        part = self._jaxpr.replace(eqns=eqns, outvars=self._shared, effects=set(), debug_info=unnamed)
         return eval_jaxpr(part, self._consts, *fixed, *state, *data)
 
     def record(self, fixed: Flat, state: Flat, data: Flat) -> tuple[Flat, Flat]:
         """Evaluate a step; return the new state and what to store."""
-        part = self._jaxpr.replace(outvars=[*self._jaxpr.outvars[: self._num_state], *self._kept], debug_info=None)
-        out = eval_jaxpr(part, self._consts, *fixed, *state, *data)
-        return out[: self._num_state], out[self._num_state :]
+        out = eval_jaxpr(self._jaxpr, self._consts, *fixed, *state, *data)
+        return out[: self._num_state], [out[self._jaxpr.outvars.index(v)] for v in self._kept]
 
     def pull(self, shared: Flat, kept: Flat, data: Flat) -> Callable[..., Any]:
         """The function that pulls cotangents back through the step."""
