@@ -117,9 +117,9 @@ def best_schedule(n: int, budget: Budget, step: StepBytes) -> binomial | store_a
         least = cost.peak(n, binomial(n, 1))
         message = (
             f"The budget must be at least {readable(least)} ({least:,} bytes) for this loop, got "
-            f"{readable(budget.bytes)} ({budget.bytes:,} bytes): one state takes {readable(step.state * cost.lanes)}, the "
-            f"pullback of a step {readable(step.scratch * cost.lanes)} more. Give a larger budget, or a smaller state or "
-            "dtype."
+            f"{readable(budget.bytes)} ({budget.bytes:,} bytes): one state takes "
+            f"{readable(step.state * cost.lanes)}, the pullback of a step {readable(step.scratch * cost.lanes)} more. "
+            "Give a larger budget, or a smaller state or dtype."
         )
         raise ValueError(message)
     return min(fitting, key=lambda s: (evaluations(n, s), cost.peak(n, s)))

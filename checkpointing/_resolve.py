@@ -95,6 +95,12 @@ def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, consts: Arrays, in
     keeps of a step (not the step's residuals), so this costs one more evaluation a step than storing residuals would;
     measured on twelve-stage steps it is faster all the same, since recomputing beats reading residuals back.
     """
+    if isinstance(checkpoint, Disk) or (isinstance(checkpoint, Budget) and checkpoint.disk is not None):
+        text = (
+            "in memory here: a simulation is one compiled program, and snapshots on disk are driven from the host. Use a "
+            "Budget without a disk, or `checkpointing.scan` for a step of your own."
+        )
+        raise _unfit(text)
     n = rollout.length or 0
     state = bytes_of(init)
 

@@ -13,6 +13,7 @@ import numpy as np
 from .schedules._binomial import beta, repetitions
 
 LONGEST = 2**24  # steps up to which loops of unknown length are split optimally; longer ones nearly so
+ROWS = 1024  # of a table; for more snapshots than that, those up to where β(a, 2) exceeds any length
 _LIMIT = np.iinfo(np.int32).max
 
 
@@ -22,13 +23,16 @@ class Splits:
 
     slots: int
     leaf: int
-    table: np.ndarray  # leaf · β(a, r) for r = 0, ... and a up to where β(a, 2) exceeds any length
+    table: np.ndarray  # leaf · β(a, r) for a = 0, 1, ... and r = 0, 1, ...
+    roomy: bool = False  # whether there is a slot for every segment
 
     def first_advance(self, length: Any, available: Any) -> Any:
         """How far to go from a snapshot before the next, to reverse `length` > `leaf` steps at least cost.
 
         `available` counts the snapshot one starts from.
         """
+        if self.roomy:
+            return jnp.minimum(self.leaf, length - self.leaf)
         best = jnp.minimum(*self._bounds(length, available))
         return jnp.where(available == 1, length - self.leaf, best)
 
@@ -40,7 +44,7 @@ class Splits:
     def _row(self, available: Any) -> Any:
         last = len(self.table) - 1
         table = jnp.asarray(self.table)
-        if self.slots <= last or self.table.shape[1] < 2:
+        if self.slots <= last:
             return table[available]
         # β(a, 1) = a + 1 beyond the table, where β(a, 2) is longer than any chain.
         return table[jnp.minimum(available, last)].at[1].set(self.leaf * (available + 1))
@@ -51,7 +55,9 @@ def make_splits(n: int | None, snapshots: int, leaf: int) -> Splits:
     longest = LONGEST if n is None else n
     segments = -(-longest // leaf)
     slots = max(1, min(snapshots, segments))
-    rows = min(slots, int((2 * segments) ** 0.5) + 1)
+    if n is not None and slots == segments:
+        return Splits(slots, leaf, np.zeros((0, 0), np.int32), roomy=True)
+    rows = slots if slots <= ROWS else max(ROWS, int((2 * segments) ** 0.5) + 1)
     columns = 1 if slots == 1 else repetitions(longest, slots, leaf)
     table = [[min(leaf * beta(a, r), _LIMIT) for r in range(columns + 1)] for a in range(rows + 1)]
     return Splits(slots, leaf, np.array(table, np.int32))
