@@ -52,7 +52,7 @@ class Disk:
     >>> step = lambda u, _: (u - 0.01 * u**2, None)
     >>> f = lambda u: checkpointing.scan(step, u, length=100, checkpoint=level)[0]
     >>> round(float(jax.grad(f)(1.0)), 4)
-    0.2504
+    0.247
     """
 
     path: str | os.PathLike[str]

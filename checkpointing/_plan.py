@@ -79,10 +79,12 @@ class Plan:
 
         axes = plt.subplots(figsize=(6, 4), layout="constrained")[1] if axes is None else axes
         curve = trade_off(self.n, self.step, self.budget.lanes)
-        axes.plot([b / 1e6 for b, _ in curve], [e / max(self.n, 1) for _, e in curve], color="tab:blue")
+        ratios = [e / max(self.n, 1) for _, e in curve]
+        axes.plot([b / 1e6 for b, _ in curve], ratios, drawstyle="steps-post", label="best plan")
         axes.plot(self.peak_bytes / 1e6, self.ratio, "o", color="tab:red", label="this plan")
         axes.axvline(self.budget.bytes / 1e6, color="tab:gray", linestyle="--", label="budget")
         axes.set(xscale="log", yscale="log", xlabel="peak memory of the gradient (MB)")
+        axes.set_ylim(0.9, 1.2 * max(self.ratio, min(max(ratios), 20.0)))
         axes.set_ylabel("evaluations of the step per forward run")
         axes.set_title(f"{self.schedule}", fontsize="medium")
         axes.legend()

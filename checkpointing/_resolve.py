@@ -97,8 +97,8 @@ def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, consts: Arrays, in
     """
     if isinstance(checkpoint, Disk) or (isinstance(checkpoint, Budget) and checkpoint.disk is not None):
         text = (
-            "in memory here: a simulation is one compiled program, and snapshots on disk are driven from the host. Use a "
-            "Budget without a disk, or `checkpointing.scan` for a step of your own."
+            "in memory here: a simulation is one compiled program, and snapshots on disk are driven from the host. Use "
+            "a Budget without a disk, or `checkpointing.scan` for a step of your own."
         )
         raise _unfit(text)
     n = rollout.length or 0

@@ -29,8 +29,9 @@ from ..adjoint._trace import define_by_run, differentiable, instantiated, zero_t
 from ._active import Active, active_tangents
 from ._loop import Inputs, Loop, of_active
 from ._online_sweep import sweep_online
-from ._progress import Bar, ended, moving
+from ._progress import Bar, moving
 from ._reverse import reverse_rollout
+from ._splits import make_splits
 from ._sweep import Arrays, store, sweep_forward
 
 
@@ -134,21 +135,11 @@ def _run_while(rollout: Rollout, keep: bool, inputs: Inputs) -> Any:
         return rollout.step(consts, carry, [])[0]
 
     bar = forward_bar(rollout)
-    if keep:
-        aux = list(inputs.aux)
-        carry, kept, count = sweep_online(rollout.splits, cond, step, aux, inputs.consts, inputs.init, bar)
-        return carry, [], (kept, count)
-
-    def counted(state: Any) -> Any:
-        i, carry = state
-        moving(bar, i, i + 1)
-        return i + 1, step(inputs.consts, carry)
-
-    if bar is None:
-        return while_loop(lambda c: cond(inputs.aux, c), lambda c: step(inputs.consts, c), inputs.init), [], ()
-    n, carry = while_loop(lambda state: cond(inputs.aux, state[1]), counted, (jnp.int32(0), inputs.init))
-    ended(bar, n)
-    return carry, [], ()
+    if keep or bar is not None:  # batched, only the sweep has one count for all lanes, to move a bar by
+        splits = rollout.splits if keep else make_splits(None, 1, 1)
+        carry, *kept = sweep_online(splits, cond, step, list(inputs.aux), inputs.consts, inputs.init, bar)
+        return carry, [], tuple(kept)
+    return while_loop(lambda c: cond(inputs.aux, c), lambda c: step(inputs.consts, c), inputs.init), [], ()
 
 
 def output_buffers(rollout: Rollout, inputs: Inputs) -> Arrays:

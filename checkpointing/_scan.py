@@ -90,8 +90,8 @@ def scan(
 
 def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, progress: bool) -> Sequence[Any]:
     """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
-    params = equation.params
-    n, body = params["length"], with_shifts(params["jaxpr"])
+    params = equation.params | {"jaxpr": with_shifts(equation.params["jaxpr"])}
+    n, body = params["length"], params["jaxpr"]
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     init = list(args[num_consts : num_consts + num_carry])
     data = list(args[num_consts + num_carry :])

@@ -98,7 +98,7 @@ def test_errors_are_those_of_lax_scan(call: Any) -> None:
 def test_misuse_of_checkpoint_is_one_error() -> None:
     """Assert expected, got and next step for a wrong number, kind or length."""
     for wrong in (0, -3, 2.5, True, "five"):
-        with pytest.raises(ValueError, match="number of snapshots of at least 1, a schedule, or None; got"):
+        with pytest.raises(ValueError, match="number of snapshots of at least 1, a schedule, a Budget, a Disk, or None; got"):
             checkpointing.scan(lambda u, x: (u, None), 1.0, length=4, checkpoint=wrong)  # pyright: ignore
     with pytest.raises(ValueError, match=r"schedule of the loop's 4 steps, got binomial\(n=5.*Use binomial\(4"):
         checkpointing.scan(lambda u, x: (u, None), 1.0, length=4, checkpoint=checkpointing.binomial(5, 2))
@@ -159,14 +159,14 @@ def test_the_graph_does_not_grow() -> None:
 
 
 def test_large_residuals_are_not_all_stored_by_default() -> None:
-    """Assert the fixed rule: everything while it fits 256 MB, then near √(2n) snapshots."""
+    """Assert the fixed rule: everything while it fits 256 MB, then √(2n) snapshots and as many bytes for a leaf."""
 
     def bytes_of(n: int) -> int:
         f = lambda u: jnp.sum(checkpointing.scan(lambda u, _: (jnp.sin(u) * u, None), u, length=n)[0])
         return jax.jit(jax.grad(f)).lower(jnp.ones(10_000)).compile().memory_analysis().temp_size_in_bytes
 
     assert bytes_of(1000) > 1000 * 80_000
-    assert bytes_of(20_000) < 1.2 * 200 * 80_000
+    assert 1.9 * 200 * 80_000 < bytes_of(20_000) < 2.1 * 200 * 80_000
 
 
 def test_a_step_with_its_own_pullback_is_not_replayed() -> None:
