@@ -71,6 +71,12 @@ def _extend(values: dict[Any, Any], eqns: Sequence[Any]) -> None:
         values.update(zip(eqn.outvars, out if eqn.primitive.multiple_results else [out], strict=True))
 
 
+def split_arguments(params: dict[str, Any], args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Constants, carry and data of a scan equation with these parameters."""
+    a, b = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return list(args[:a]), list(args[a:b]), list(args[b:])
+
+
 def scan_rollout(params: dict[str, Any], body: jex.ClosedJaxpr, snapshots: int, leaf: int, **options: Any) -> Rollout:
     """The rollout that computes a scan equation with these parameters, whose step is `body`."""
     num_carry = params["num_carry"]

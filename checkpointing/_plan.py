@@ -11,9 +11,11 @@ from jax import lax
 from ..adjoint._shift import with_shifts
 from ._budget import BOOKKEEPING, Budget, Cost, best_schedule, evaluations, readable
 from ._disk import Disk
-from ._equation import equation_inputs, scan_rollout, traced_equation
+from ._equation import equation_inputs, scan_rollout, split_arguments, traced_equation
+from ._hoist import hoisted
 from ._host_sweep import refuse_traced, with_costs
 from ._memory import StepBytes, step_bytes
+from ._signature import signature
 from .schedules import binomial, store_all
 
 
@@ -138,23 +140,23 @@ def plan(
     """
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     closed, _, equation = traced_equation(lambda i, x: lax.scan(f, i, x, length), "scan", init, xs)
-    body = with_shifts(equation.params["jaxpr"])
-    found = plan_equation(equation, body, budget)
+    params = equation.params
+    body, num_consts, prepare = hoisted(with_shifts(params["jaxpr"]), params["num_consts"])
+    found = plan_step(params["length"], body, num_consts, params["num_carry"], budget)
     if budget.disk is None or isinstance(found.schedule, store_all):
         return found
     args = equation_inputs(closed, equation, jax.tree.leaves((init, xs)))
     refuse_traced(args)
-    a, b = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    consts, state, data = split_arguments(params, args)
     level = Disk(budget.disk, found.schedule.snapshots, leaf=found.schedule.leaf)
-    rollout = scan_rollout(equation.params, body, level.snapshots, level.leaf)
-    level = with_costs(rollout, body, level, args[:a], args[a:b], args[b:])
+    rollout = scan_rollout(params, body, level.snapshots, level.leaf)
+    level = with_costs(rollout, signature(body), level, consts + prepare(consts), state, data)
     return dataclasses.replace(found, disk=level)
 
 
-def plan_equation(equation: jex.JaxprEqn, body: jex.ClosedJaxpr, budget: Budget) -> Plan:
-    """The plan for a scan equation."""
-    n = equation.params["length"]
-    step = step_bytes(body, equation.params["num_consts"], equation.params["num_carry"])
+def plan_step(n: int, body: jex.ClosedJaxpr, num_consts: int, num_carry: int, budget: Budget) -> Plan:
+    """The plan for n steps with this body, whose arguments are constants, carry and data."""
+    step = step_bytes(body, num_consts, num_carry)
     return Plan(n, budget, step, best_schedule(n, budget, step))
 
 

@@ -12,13 +12,15 @@ from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._budget import Budget
 from ._disk import Disk
-from ._equation import replay_with, scan_rollout
+from ._equation import replay_with, scan_rollout, split_arguments
+from ._hoist import hoisted
 from ._host_sweep import run_on_disk
 from ._memory import bytes_of, residual_bytes
-from ._plan import plan_equation
+from ._plan import plan_step
 from ._progress import Bar, bars, moving
 from ._resolve import Checkpoint, resolve_known
 from ._rollout import Rollout
+from ._signature import signature
 from .schedules import binomial, store_all
 
 
@@ -90,11 +92,11 @@ def scan(
 
 def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, progress: bool) -> Sequence[Any]:
     """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
-    params = equation.params | {"jaxpr": with_shifts(equation.params["jaxpr"])}
-    n, body = params["length"], params["jaxpr"]
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    init = list(args[num_consts : num_consts + num_carry])
-    data = list(args[num_consts + num_carry :])
+    params: dict[str, Any] = equation.params | {"jaxpr": with_shifts(equation.params["jaxpr"])}
+    n, num_carry = params["length"], params["num_carry"]
+    consts, init, data = split_arguments(params, args)
+    body, num_consts, prepare = hoisted(params["jaxpr"], params["num_consts"])
+    consts += prepare(consts)
 
     bar = bars(n) if progress else None
 
@@ -105,15 +107,14 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, pr
         return bytes_of(init), residual_bytes(body, num_consts, num_carry)
 
     def planned(budget: Budget) -> binomial | store_all:
-        return plan_equation(equation, body, budget).schedule
+        return plan_step(n, body, num_consts, num_carry, budget).schedule
 
     level = checkpoint if isinstance(checkpoint, Disk) else None
     schedule = resolve_known(n, None if level else checkpoint, sizes, planned)
     if isinstance(checkpoint, Budget) and checkpoint.disk is not None and isinstance(schedule, binomial):
         level = Disk(checkpoint.disk, schedule.snapshots, leaf=schedule.leaf)
-    consts = list(args[:num_consts])
     if level is not None and n > 0:
-        carry, ys = run_on_disk(run(level.snapshots, level.leaf), body, level, consts, init, data)
+        carry, ys = run_on_disk(run(level.snapshots, level.leaf), signature(body), level, consts, init, data)
     elif isinstance(schedule, store_all) or n == 0:
         return equation.primitive.bind(*args, **params) if bar is None else _with_bar(params, args, bar[0])
     else:
@@ -123,8 +124,8 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, pr
 
 def _with_bar(params: dict[str, Any], args: Sequence[Any], bar: Bar) -> Sequence[Any]:
     """JAX's scan, with a bar that its forward run moves."""
-    n, num_consts, num_carry = params["length"], params["num_consts"], params["num_carry"]
-    consts, init, data = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+    n, num_carry = params["length"], params["num_carry"]
+    consts, init, data = split_arguments(params, args)
 
     def step(state: Any, x: Any) -> Any:
         i, carry = state
@@ -133,5 +134,5 @@ def _with_bar(params: dict[str, Any], args: Sequence[Any], bar: Bar) -> Sequence
         return (i + 1, out[:num_carry]), out[num_carry:]
 
     options = {"length": n, "reverse": params["reverse"], "unroll": params["unroll"]}
-    (_, carry), ys = lax.scan(step, (jnp.int32(0), list(init)), list(data), **options)
+    (_, carry), ys = lax.scan(step, (jnp.int32(0), init), data, **options)
     return [*carry, *ys]

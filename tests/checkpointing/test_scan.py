@@ -98,7 +98,9 @@ def test_errors_are_those_of_lax_scan(call: Any) -> None:
 def test_misuse_of_checkpoint_is_one_error() -> None:
     """Assert expected, got and next step for a wrong number, kind or length."""
     for wrong in (0, -3, 2.5, True, "five"):
-        with pytest.raises(ValueError, match="number of snapshots of at least 1, a schedule, a Budget, a Disk, or None; got"):
+        with pytest.raises(
+            ValueError, match="number of snapshots of at least 1, a schedule, a Budget, a Disk, or None; got"
+        ):
             checkpointing.scan(lambda u, x: (u, None), 1.0, length=4, checkpoint=wrong)  # pyright: ignore
     with pytest.raises(ValueError, match=r"schedule of the loop's 4 steps, got binomial\(n=5.*Use binomial\(4"):
         checkpointing.scan(lambda u, x: (u, None), 1.0, length=4, checkpoint=checkpointing.binomial(5, 2))

@@ -34,16 +34,23 @@ def test_the_notebook_is_its_script(name: str, build: Any) -> None:
     assert all(c.outputs for c in printing)
 
 
-def test_weigh_the_planets(tmp_path: Path, build: Any) -> None:
+@pytest.fixture
+def result_of(tmp_path: Path, build: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a notebook from top to bottom; return the numbers that it writes to `tmp_path`."""
+
+    def execute(name: str, **settings: str) -> Any:
+        monkeypatch.delenv("XLA_FLAGS")  # the notebook is for users: full optimisation, one device
+        for key, value in {"TAPELESS_OUT": str(tmp_path), **settings}.items():
+            monkeypatch.setenv(key, value)
+        build.execute(build.assemble(name))
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    return execute
+
+
+def test_weigh_the_planets(tmp_path: Path, result_of: Any) -> None:
     """Assert that the notebook runs from top to bottom and finds the masses, with the figures that it promises."""
-    flags = os.environ.pop("XLA_FLAGS")  # the notebook is for users: full optimisation, one device
-    os.environ["TAPELESS_OUT"] = str(tmp_path)
-    try:
-        build.execute(build.assemble("weigh_the_planets"))
-    finally:
-        os.environ["XLA_FLAGS"] = flags
-        del os.environ["TAPELESS_OUT"]
-    result = json.loads((tmp_path / "weigh_the_planets.json").read_text())
+    result = result_of("weigh_the_planets")
     bounds = {"jupiter": 2e-5, "saturn": 2e-5, "uranus": 2e-5, "neptune": 2e-4}
     for name, bound in bounds.items():
         planet = result["planets"][name]
@@ -64,6 +71,44 @@ def test_weigh_the_planets(tmp_path: Path, build: Any) -> None:
         "residuals.png",
         "sensitivity.png",
     }
+
+
+def test_bounded_memory(tmp_path: Path, result_of: Any) -> None:
+    """Assert that the notebook runs, with 40 steps of its own, and that memory is what it says."""
+    result = result_of("bounded_memory", TAPELESS_LIVE_STEPS="40")
+    check_bounded_memory(result, steps=40)
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "dissipation.png",
+        "gradient.png",
+        "horizon.png",
+        "vorticity.png",
+    }
+
+
+def check_bounded_memory(result: Any, steps: int) -> None:
+    """Assert a right gradient, and temporaries that are linear for lax.scan and flat for 64 snapshots."""
+    assert result["steps"] == steps
+    assert result["energy_balance"] < 1e-6  # Simpson's rule on intervals of 0.05
+    assert result["largest_divergence"] < 1e-12
+    assert result["gradients_differ"] < 1e-13
+    check = result["gradient_check"]
+    assert check["verdict"] == "right"
+    assert check["difference_error"] < 1e-6
+    assert abs(check["taylor_slope"] - 2) < 0.05
+    assert check["forward_reverse"] < 1e-12
+    linear, flat = (result["temporary_bytes_predicted"][loop] for loop in ("lax.scan", "tapeless"))
+    assert 15 < linear["10240"] / linear["640"] < 17
+    assert flat["10240"] == flat["640"] < 30e6
+    assert result["planned_bytes_compiler"] <= result["planned_bytes"] <= 50e6
+    assert abs(result["changes"]["along the gradient"][1]) > 10 * abs(result["changes"]["at random"][1])
+    for foretold, found in result["changes"].values():
+        assert abs(found - foretold) < 0.1 * abs(foretold)
+
+
+@pytest.mark.slow
+def test_bounded_memory_in_full(result_of: Any) -> None:
+    """Assert the same with 160 steps, as in the committed notebook."""
+    check_bounded_memory(result_of("bounded_memory"), steps=160)
 
 
 @pytest.mark.slow
