@@ -25,7 +25,7 @@ format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 
 notebooks: $(STAMP)
-	$(RUN) notebooks/build.py weigh_the_planets
+	$(RUN) notebooks/build.py weigh_the_planets bounded_memory
 
 benchmark: $(STAMP)
 	$(RUN) benchmarks/pullback.py

@@ -130,7 +130,7 @@ def test_gradients_are_those_in_memory(
     got = gradient(level)
     assert max_error(got, gradient(checkpointing.binomial(100, snapshots, leaf=leaf))) < 1e-14
     assert max_error(got, gradient(Disk(tmp_path, snapshots, 1, leaf, *costs))) < 1e-14
-    assert identical(got[0], loss(lax.scan, *args, reverse=reverse))
+    assert max_error(got[0], loss(lax.scan, *args, reverse=reverse)) < 1e-15
     assert tree(tmp_path) == set()
 
 
