@@ -28,7 +28,9 @@ notebooks: $(STAMP)
 	$(RUN) notebooks/build.py weigh_the_planets bounded_memory
 
 benchmark: $(STAMP)
+	$(RUN) -m pip install --quiet --editable ".[bench]"
 	$(RUN) benchmarks/pullback.py
+	$(RUN) benchmarks/checkpointing.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'tapeless needs Python >= 3.11')"

@@ -63,7 +63,7 @@ def _parsed(size: object) -> int:
     if match and match[2] in _UNITS:
         try:
             value = int(float(match[1]) * _UNITS[match[2]])
-        except ValueError:
+        except (OverflowError, ValueError):
             value = 0
         if value > 0:
             return value

@@ -12,7 +12,6 @@ from ..adjoint._shift import with_shifts
 from ._budget import BOOKKEEPING, Budget, Cost, best_schedule, evaluations, readable
 from ._disk import Disk
 from ._equation import equation_inputs, scan_rollout, split_arguments, traced_equation
-from ._hoist import hoisted
 from ._host_sweep import refuse_traced, with_costs
 from ._memory import StepBytes, step_bytes
 from ._signature import signature
@@ -141,8 +140,8 @@ def plan(
     budget = budget if isinstance(budget, Budget) else Budget(budget)
     closed, _, equation = traced_equation(lambda i, x: lax.scan(f, i, x, length), "scan", init, xs)
     params = equation.params
-    body, num_consts, prepare = hoisted(with_shifts(params["jaxpr"]), params["num_consts"])
-    found = plan_step(params["length"], body, num_consts, params["num_carry"], budget)
+    body = with_shifts(params["jaxpr"])
+    found = plan_step(params["length"], body, params["num_consts"], params["num_carry"], budget)
     if budget.disk is None or isinstance(found.schedule, store_all):
         return found
     args = equation_inputs(closed, equation, jax.tree.leaves((init, xs)))
@@ -150,7 +149,7 @@ def plan(
     consts, state, data = split_arguments(params, args)
     level = Disk(budget.disk, found.schedule.snapshots, leaf=found.schedule.leaf)
     rollout = scan_rollout(params, body, level.snapshots, level.leaf)
-    level = with_costs(rollout, signature(body), level, consts + prepare(consts), state, data)
+    level = with_costs(rollout, signature(body), level, consts, state, data)
     return dataclasses.replace(found, disk=level)
 
 

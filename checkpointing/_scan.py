@@ -13,7 +13,6 @@ from ..adjoint._trace import define_by_run, own
 from ._budget import Budget
 from ._disk import Disk
 from ._equation import replay_with, scan_rollout, split_arguments
-from ._hoist import hoisted
 from ._host_sweep import run_on_disk
 from ._memory import bytes_of, residual_bytes
 from ._plan import plan_step
@@ -93,10 +92,8 @@ def scan(
 def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, progress: bool) -> Sequence[Any]:
     """What a `scan` equation computes, by a rollout; as JAX does if everything is to be stored."""
     params: dict[str, Any] = equation.params | {"jaxpr": with_shifts(equation.params["jaxpr"])}
-    n, num_carry = params["length"], params["num_carry"]
+    n, body, groups = params["length"], params["jaxpr"], (params["num_consts"], params["num_carry"])
     consts, init, data = split_arguments(params, args)
-    body, num_consts, prepare = hoisted(params["jaxpr"], params["num_consts"])
-    consts += prepare(consts)
 
     bar = bars(n) if progress else None
 
@@ -104,10 +101,10 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, pr
         return scan_rollout(params, body, snapshots, leaf, unroll=params["unroll"], progress=bar)
 
     def sizes() -> tuple[int, int]:
-        return bytes_of(init), residual_bytes(body, num_consts, num_carry)
+        return bytes_of(init), residual_bytes(body, *groups)
 
     def planned(budget: Budget) -> binomial | store_all:
-        return plan_step(n, body, num_consts, num_carry, budget).schedule
+        return plan_step(n, body, *groups, budget).schedule
 
     level = checkpoint if isinstance(checkpoint, Disk) else None
     schedule = resolve_known(n, None if level else checkpoint, sizes, planned)

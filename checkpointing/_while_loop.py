@@ -10,7 +10,6 @@ from jax import lax
 from ..adjoint._shift import with_shifts
 from ..adjoint._trace import define_by_run, own
 from ._equation import replay_with
-from ._hoist import hoisted
 from ._memory import bytes_of
 from ._progress import bars
 from ._resolve import Checkpoint, resolve_unknown
@@ -84,10 +83,7 @@ def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint, pr
     """What a `while` equation computes, by a rollout."""
     a = params["cond_nconsts"]
     b = a + params["body_nconsts"]
-    cond = params["cond_jaxpr"]
-    body, _, prepare = hoisted(with_shifts(params["body_jaxpr"]), params["body_nconsts"])
-    consts = list(args[a:b])
-    consts += prepare(consts)
+    cond, body = params["cond_jaxpr"], with_shifts(params["body_jaxpr"])
 
     def step(consts: Sequence[Any], carry: Sequence[Any], _: Sequence[Any]) -> Any:
         return list(jex.jaxpr_as_fun(body)(*consts, *carry)), []
@@ -99,4 +95,4 @@ def _run(params: dict[str, Any], args: Sequence[Any], checkpoint: Checkpoint, pr
     bar = bars(None) if progress else None
     rollout = Rollout(step, None, schedule.snapshots, leaf=schedule.leaf, cond=condition, progress=bar)
     aux = [lax.stop_gradient(x) for x in args[:a]]
-    return rollout(consts, list(args[b:]), [], aux=aux)[0]
+    return rollout(list(args[a:b]), list(args[b:]), [], aux=aux)[0]
