@@ -107,12 +107,12 @@ def evaluations(n: int, schedule: binomial | store_all | multistage) -> int:
     return n + schedule.advances + min(schedule.leaf, n)
 
 
-def best_schedule(n: int, budget: Budget, step: StepBytes) -> binomial | store_all:
-    """The schedule with the fewest evaluations that keeps within a budget."""
+def best_schedule(n: int, budget: Budget, step: StepBytes, leaves: bool = True) -> binomial | store_all:
+    """The schedule with the fewest evaluations that keeps within a budget; with leaves of one step if not `leaves`."""
     cost = Cost(step, budget.lanes)
     if cost.peak(n, store_all(n)) <= budget.bytes:
         return store_all(n)
-    fitting = [s for s in _candidates(n, budget, cost) if cost.peak(n, s) <= budget.bytes]
+    fitting = [s for s in _candidates(n, budget, cost, n if leaves else 1) if cost.peak(n, s) <= budget.bytes]
     if not fitting:
         least = cost.peak(n, binomial(n, 1))
         message = (
@@ -125,10 +125,10 @@ def best_schedule(n: int, budget: Budget, step: StepBytes) -> binomial | store_a
     return min(fitting, key=lambda s: (evaluations(n, s), cost.peak(n, s)))
 
 
-def _candidates(n: int, budget: Budget, cost: Cost) -> Iterator[binomial]:
-    """For each length of a leaf, as many snapshots as fit; lengths grow by a few per cent."""
+def _candidates(n: int, budget: Budget, cost: Cost, longest: int) -> Iterator[binomial]:
+    """For each length of a leaf up to the longest, as many snapshots as fit; lengths grow by a few per cent."""
     leaf = 1
-    while leaf <= n:
+    while leaf <= max(longest, 1):
         rest = (budget.bytes - cost.peak(n, binomial(n, 1, leaf=leaf))) // cost.lanes
         if rest < 0 and leaf > 1:
             return

@@ -53,8 +53,8 @@ class Loop:
 
     @property
     def splits(self) -> Splits:
-        """Where snapshots go."""
-        return make_splits(self.length, self.snapshots, self.leaf)
+        """Where snapshots go. A step with its own pullback is reversed alone, whatever the schedule's leaf."""
+        return make_splits(self.length, self.snapshots, self.leaf if self.pullback is None else 1)
 
     def num_steps(self, inputs: Inputs) -> Any:
         """The number of steps, if known before the run."""

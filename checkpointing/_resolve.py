@@ -108,9 +108,10 @@ def resolve_rollout(rollout: Rollout, checkpoint: Checkpoint, consts: Arrays, in
         data = [x[0] for x in xs]
         body = jax.make_jaxpr(lambda *a: rollout.step(list(a[0]), list(a[1]), list(a[2])))(consts, init, data)
         step = step_bytes(body, len(consts), len(init))
-        if rollout.pullback is not None:  # it needs both ends of a step, and no residuals
-            step = dataclasses.replace(step, residuals=state)
-        return best_schedule(n, budget, step)
+        if rollout.pullback is None:
+            return best_schedule(n, budget, step)
+        # A step with its own pullback needs both its ends, and no residuals.
+        return best_schedule(n, budget, dataclasses.replace(step, residuals=state), leaves=False)
 
     schedule = resolve_known(n, checkpoint, lambda: (state, state), planned)
     if isinstance(schedule, store_all):
