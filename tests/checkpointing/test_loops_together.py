@@ -76,7 +76,9 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("checkpoint", [3, binomial(N, 2, leaf=4)], ids=["3", "leaf"])
+@pytest.mark.parametrize(
+    "checkpoint", [pytest.param(3, marks=pytest.mark.slow, id="3"), pytest.param(binomial(N, 2, leaf=4), id="leaf")]
+)
 def test_transformations(name: str, checkpoint: Any) -> None:
     """Assert the results of plain JAX under every transformation."""
     got = jax.jit(TRANSFORMS[name](ours(checkpoint)))(MATRIX, STATE, DATA)

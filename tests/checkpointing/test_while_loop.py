@@ -92,7 +92,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("name", SECOND)
-@pytest.mark.parametrize("checkpoint", [2, online(3, leaf=4)], ids=repr)
+@pytest.mark.parametrize("checkpoint", [pytest.param(2, marks=pytest.mark.slow), online(3, leaf=4)], ids=repr)
 def test_second_derivatives(name: str, checkpoint: Any) -> None:
     """Assert all four second derivatives."""
     transform = SECOND[name]
@@ -103,7 +103,9 @@ def test_second_derivatives(name: str, checkpoint: Any) -> None:
 LANES = jnp.stack([STATE, 1.5 * STATE, jnp.array([1.6, 0.2]), 0.8 * STATE])  # the third does no step at all
 
 
-@pytest.mark.parametrize("order", ["vmap(grad)", "grad(vmap)", "vmap(hessian)", "vmap(vmap(grad))"])
+@pytest.mark.parametrize(
+    "order", ["vmap(grad)", "grad(vmap)", "vmap(vmap(grad))", pytest.param("vmap(hessian)", marks=pytest.mark.slow)]
+)
 def test_lanes_of_different_lengths(order: str) -> None:
     """Assert each lane's own derivative, in every order."""
     f = lambda m, u: final(m, u, 3)
