@@ -523,9 +523,8 @@ figure.suptitle(
 )
 figure.savefig(OUT / "gradient.png", dpi=150)
 weak = before < np.median(before)
-print(
-    f"mean of |G| where |ω| at the start is below its median: {strength[weak].mean():.3g}, above: {strength[~weak].mean():.3g}"
-)
+below, above = strength[weak].mean(), strength[~weak].mean()
+print(f"mean of |G| where |ω| at the start is below its median: {below:.3g}, above: {above:.3g}")
 
 # %% [markdown]
 # In this slice the gradient is largest between the vortices, where the fluid is drawn out, and not in them.
