@@ -96,7 +96,7 @@ class Cost:
         if isinstance(schedule, store_all):
             return self.lanes * (self.fixed(n) + n * self.step.residuals)
         room = (schedule.slots + 1) * (self.step.state + BOOKKEEPING)
-        recorded = schedule.leaf * self.step.residuals if schedule.leaf > 1 or self.step.recorded else 0
+        recorded = schedule.leaf * self.step.residuals if schedule.leaf > 1 else 0
         return self.lanes * (self.fixed(n) + room + recorded)
 
 

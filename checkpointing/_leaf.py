@@ -12,6 +12,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
+from ..adjoint._inline import inlined
+
 Flat = list[Any]
 DiffStep = Callable[[Flat, Flat, Flat], tuple[Flat, Callable[..., Any]]]
 
@@ -31,7 +33,7 @@ class LinearisedStep:
             leaves, self._tree = jax.tree.flatten(pull)
             return [*new, *leaves]
 
-        closed = jax.make_jaxpr(flat)(*fixed, *state, *data)
+        closed = inlined(jax.make_jaxpr(flat)(*fixed, *state, *data))
         self._jaxpr, self._consts = closed.jaxpr, closed.consts
         self._num_state = len(state)
         self._residuals = self._jaxpr.outvars[self._num_state :]

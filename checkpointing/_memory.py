@@ -7,14 +7,10 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from ..adjoint._trace import replaced
 from ._leaf import LinearisedStep
-
-# Up to this size of a state the residuals of a step are recorded before they are pulled back through: fused into one
-# program, the compiler computes values again for each of their uses (measured: 1.3 to 1.6 times slower at 8 kB). Of
-# larger states recording costs more than it saves (measured: 1.3 to 1.7 times slower at 500 kB).
-SMALL_STATE = 64 * 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +21,6 @@ class StepBytes:
     residuals: int
     scratch: int
     outputs: int
-
-    @property
-    def recorded(self) -> bool:
-        """Whether a pullback reads recorded residuals even if it is that of one step."""
-        return self.state <= SMALL_STATE
 
 
 def bytes_of(avals: Sequence[Any]) -> int:
@@ -45,25 +36,29 @@ def _struct(aval: Any) -> Any:
 def residual_bytes(body: jex.ClosedJaxpr, num_consts: int, num_carry: int) -> int:
     """Bytes that storing everything keeps of each step, for `step_bytes`' arguments; nothing is compiled."""
     ends, groups = _groups(body, num_consts, num_carry)
-    return bytes_of(LinearisedStep(_differentiated(body, ends), *groups).kept_avals)
+    return bytes_of(LinearisedStep(_differentiated(body, ends, ()), *groups).kept_avals)
 
 
-def step_bytes(body: jex.ClosedJaxpr, num_consts: int, num_carry: int) -> StepBytes:
-    """The bytes of one step of a scan, whose jaxpr takes constants, carry and data."""
+def step_bytes(body: jex.ClosedJaxpr, num_consts: int, num_carry: int, still: Sequence[int] = ()) -> StepBytes:
+    """The bytes of one step of a scan, whose jaxpr takes constants, carry and data.
+
+    `still` are the places among its inputs of those that carry no derivatives.
+    """
     ends, (consts, carry, data) = _groups(body, num_consts, num_carry)
     outputs = body.out_avals[num_carry:]
     bars = [a for a in body.out_avals if jnp.issubdtype(a.dtype, jnp.inexact)]
+    differentiated = _differentiated(body, ends, still)
 
     def pull(args: Any, bars: Any) -> Any:
-        new, function = _differentiated(body, ends)(*args)
+        new, function = differentiated(*args)
         return new, function(bars)
 
     # What the compiler makes of one pullback cannot be told from outside; it is compiled to see.
     compiled = jax.jit(pull).lower((consts, carry, data), list(map(_struct, bars))).compile()
     temporaries = compiled.memory_analysis()
     scratch = 0 if temporaries is None else int(temporaries.temp_size_in_bytes)
-    residuals = residual_bytes(body, num_consts, num_carry)
-    return StepBytes(bytes_of(carry), residuals, scratch, bytes_of(outputs))
+    residuals = LinearisedStep(differentiated, consts, carry, data).kept_avals
+    return StepBytes(bytes_of(carry), bytes_of(residuals), scratch, bytes_of(outputs))
 
 
 def _groups(body: jex.ClosedJaxpr, num_consts: int, num_carry: int) -> tuple[tuple[int, int], list[list[Any]]]:
@@ -72,12 +67,18 @@ def _groups(body: jex.ClosedJaxpr, num_consts: int, num_carry: int) -> tuple[tup
     return ends, [avals[: ends[0]], avals[ends[0] : ends[1]], avals[ends[1] :]]
 
 
-def _differentiated(body: jex.ClosedJaxpr, ends: tuple[int, int]) -> Any:
+def still_inputs(args: Sequence[Any], num_consts: int, num_carry: int) -> tuple[int, ...]:
+    """Places of constants and data with plain numbers: what is being differentiated is traced."""
+    state = range(num_consts, num_consts + num_carry)
+    return tuple(i for i, a in enumerate(args) if i not in state and not isinstance(a, Tracer))
+
+
+def _differentiated(body: jex.ClosedJaxpr, ends: tuple[int, int], still: Sequence[int]) -> Any:
     """The step with its pullback, for all inputs that carry derivatives."""
 
     def step(consts: Any, carry: Any, data: Any) -> Any:
         args = [*consts, *carry, *data]
-        active = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.inexact)]
+        active = [i for i, a in enumerate(args) if i not in still and jnp.issubdtype(a.dtype, jnp.inexact)]
 
         def function(*values: Any) -> Any:
             out = jex.jaxpr_as_fun(body)(*replaced(args, active, values))

@@ -1,7 +1,7 @@
 """The planner: what the gradient of a loop will cost, before it is run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -98,6 +98,8 @@ def plan(
     xs: Any = None,
     length: int | None = None,
     budget: Budget | str | int = "256 MB",
+    *,
+    closed_over: bool = True,
 ) -> Plan:
     """Plan the gradient of `checkpointing.scan(f, init, xs, length)` within a budget of bytes.
 
@@ -110,6 +112,9 @@ def plan(
         As for `checkpointing.scan`; abstract values (`jax.ShapeDtypeStruct`) serve as well.
     budget
         A `Budget`, or its size: "200 MB", or a number of bytes.
+    closed_over
+        Whether to plan for gradients with respect to the arrays that `f` closes over, as for `xs`. Say `False` where
+        they are grids, masks or wavenumbers; `checkpoint=Budget(...)` sees by itself what is being differentiated.
 
     Returns
     -------
@@ -124,9 +129,8 @@ def plan(
     Notes
     -----
     The plan is the cheapest of storing everything, and binomial checkpointing with leaf segments of any length.
-    What is counted is temporary memory: not the arguments (parameters, `xs`) nor their gradients. Numbers that `f`
-    closes over count as constants, unless they are being differentiated where `plan` is called: there
-    `checkpoint=Budget(...)` plans for itself.
+    What is counted is temporary memory: not the arguments (parameters, `xs`) nor their gradients. Python
+    numbers that `f` closes over are part of the step, and no gradients are planned for them.
 
     Examples
     --------
@@ -141,7 +145,9 @@ def plan(
     closed, _, equation = traced_equation(lambda i, x: lax.scan(f, i, x, length), "scan", init, xs)
     params = equation.params
     body = with_shifts(params["jaxpr"])
-    found = plan_step(params["length"], body, params["num_consts"], params["num_carry"], budget)
+    num_consts = params["num_consts"]
+    still = () if closed_over else range(num_consts)
+    found = plan_step(params["length"], body, num_consts, params["num_carry"], budget, still)
     if budget.disk is None or isinstance(found.schedule, store_all):
         return found
     args = equation_inputs(closed, equation, jax.tree.leaves((init, xs)))
@@ -153,9 +159,11 @@ def plan(
     return dataclasses.replace(found, disk=level)
 
 
-def plan_step(n: int, body: jex.ClosedJaxpr, num_consts: int, num_carry: int, budget: Budget) -> Plan:
-    """The plan for n steps with this body, whose arguments are constants, carry and data."""
-    step = step_bytes(body, num_consts, num_carry)
+def plan_step(
+    n: int, body: jex.ClosedJaxpr, num_consts: int, num_carry: int, budget: Budget, still: Sequence[int] = ()
+) -> Plan:
+    """The plan for n steps with this body, whose arguments are constants, carry and data; for `still`, `step_bytes`."""
+    step = step_bytes(body, num_consts, num_carry, still)
     return Plan(n, budget, step, best_schedule(n, budget, step))
 
 

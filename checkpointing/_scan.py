@@ -14,7 +14,7 @@ from ._budget import Budget
 from ._disk import Disk
 from ._equation import replay_with, scan_rollout, split_arguments
 from ._host_sweep import run_on_disk
-from ._memory import bytes_of, residual_bytes
+from ._memory import bytes_of, residual_bytes, still_inputs
 from ._plan import plan_step
 from ._progress import Bar, bars, moving
 from ._resolve import Checkpoint, resolve_known
@@ -104,7 +104,7 @@ def _run(equation: jex.JaxprEqn, args: Sequence[Any], checkpoint: Checkpoint, pr
         return bytes_of(init), residual_bytes(body, *groups)
 
     def planned(budget: Budget) -> binomial | store_all:
-        return plan_step(n, body, *groups, budget).schedule
+        return plan_step(n, body, *groups, budget, still_inputs(args, *groups)).schedule
 
     level = checkpoint if isinstance(checkpoint, Disk) else None
     schedule = resolve_known(n, None if level else checkpoint, sizes, planned)

@@ -290,7 +290,8 @@ assert report.passed
 # ## A budget instead of a number
 #
 # Memory can be said in bytes. The planner looks at the step, without running it, and finds the schedule with the fewest
-# evaluations that keeps within the budget. Its prediction is compared with the compiler's account.
+# evaluations that keeps within the budget (`closed_over=False`: no gradient of the wavenumbers is wanted). Its
+# prediction is compared with the compiler's account.
 
 # %%
 # Shared with horizon_sweep.py.
@@ -298,7 +299,7 @@ BUDGET = checkpointing.Budget("50 MB")
 budgeted = functools.partial(bounded, checkpoint=BUDGET)
 
 # %%
-plan = checkpointing.plan(step, u_start, None, length=HORIZONS[-1], budget=BUDGET)
+plan = checkpointing.plan(step, u_start, None, length=HORIZONS[-1], budget=BUDGET, closed_over=False)
 print(plan)
 planned_compiler = temporaries(budgeted, HORIZONS[-1])
 print(f"the compiler's account: {planned_compiler / 1e6:.1f} MB")

@@ -53,9 +53,10 @@ def test_gradients_do_not_depend_on_the_schedule(checkpoint: Any) -> None:
     args = (MATRIX, STATE, DATA)
     got = jax.jit(jax.value_and_grad(ours(checkpoint), (0, 1, 2)))(*args)
     assert max_error(got, jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(*args)) < 1e-14
-    if checkpoint is not None and not isinstance(checkpoint, store_all):
-        again = jax.jit(jax.value_and_grad(ours(binomial(N, 2, leaf=4)), (0, 1, 2)))(*args)
-        assert max_error(got, again) < (1e-14 if checkpoint == Budget("1 MB") else 1e-300)
+    leaf = {int: 1, binomial: getattr(checkpoint, "leaf", 1)}.get(type(checkpoint))
+    if leaf is not None:  # one by one, and from recorded residuals, are two compiled steps
+        again = jax.jit(jax.value_and_grad(ours(binomial(N, 2, leaf=1 if leaf == 1 else 4)), (0, 1, 2)))(*args)
+        assert max_error(got, again) == 0.0
 
 
 TRANSFORMS = {
@@ -101,6 +102,7 @@ def fixed(_: Any, step: Any, init: Any) -> Any:
     return lax.scan(lambda c, _: (step(c), None), init, length=5)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [2, online(2, leaf=2)], ids=repr)
 def test_loops_inside_one_another(checkpoint: Any) -> None:
     """Assert gradient and Hessian of a while loop in a scan, and a scan in a while loop."""

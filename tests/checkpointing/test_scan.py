@@ -218,6 +218,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_states_that_do_not_depend_on_what_is_batched(loop: str) -> None:
     """Assert second and third derivatives where some states or outputs carry no batch axis of their own."""
