@@ -13,3 +13,6 @@ from ._status import Status as Status
 from ._status import failed as failed
 from ._status import sentence as sentence
 from ._step import Step as Step
+from ._watch import SolveLog as SolveLog
+from ._watch import SolveRecord as SolveRecord
+from ._watch import watch_solves as watch_solves

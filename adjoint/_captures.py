@@ -32,6 +32,7 @@ class Captured:
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
+        self.tracers: list[Tracer] = []
         self.single = False
         self._count = 0
         self._open: set[int] = set()
@@ -45,6 +46,8 @@ class Captured:
         if isinstance(value, _CONSTANTS):
             return type(value), value  # True == 1 == 1.0 in Python
         self._count += 1
+        if isinstance(value, Tracer):
+            self.tracers.append(value)
         if isinstance(value, Tracer) or self._count > _WALK_LIMIT:
             self.single = True
             return id(value)

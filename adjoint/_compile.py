@@ -15,6 +15,7 @@ import jax
 
 from ._captures import Captured
 from ._trace import define_by_run, partition
+from ._watch import watching
 
 FRESH_LIMIT = 10
 _KEEP = 256
@@ -41,7 +42,7 @@ def call_compiled(implementation: Callable[..., Any], args: tuple[Any, ...], **o
     if captured.single:
         # Values being differentiated are among what the function captured: no later call may reuse the result.
         return jax.jit(run)(dynamic)
-    call = (implementation, tree, tuple(getattr(leaf, "__code__", type(leaf)) for leaf in leaves))
+    call = (implementation, watching(), tree, tuple(getattr(leaf, "__code__", type(leaf)) for leaf in leaves))
     key = (call, _without(tokens, _WRITTEN.get(call, set())))
     if key in _COMPILED:
         _COMPILED.move_to_end(key)

@@ -20,11 +20,11 @@ from ._trace import instantiated, replaced
 
 Arrays = list[Any]
 Action = Callable[[Sequence[Any], Arrays], Arrays]
-Solve = Callable[[Callable[[Arrays], Arrays], Arrays], tuple[Arrays, jax.Array]]
+Solve = Callable[[Sequence[Any], Callable[[Arrays], Arrays], Arrays], tuple[Arrays, jax.Array]]
 
 
 class LinearSystem(NamedTuple):
-    """The action of A and of its transpose, `(residuals, v) -> A v`, and a solver `(matvec, b) -> (x, ok)` for each."""
+    """The actions of A and Aᵀ, `(residuals, v) -> A v`, and for each a solver `(residuals, matvec, b) -> (x, ok)`."""
 
     action: Action
     transposed_action: Action
@@ -42,7 +42,7 @@ class LinearSystem(NamedTuple):
 
 def _solve_node(system: LinearSystem) -> Callable[[Arrays, Arrays], Arrays]:
     def linear_solve(residuals: Arrays, b: Arrays) -> Arrays:
-        x, ok = system.solver(lambda v: system.action(residuals, v), b)
+        x, ok = system.solver(residuals, lambda v: system.action(residuals, v), b)
         return tie(poison(x, jnp.logical_not(ok)), residuals, b)
 
     def rule(primals: Any, tangents: Any) -> tuple[Arrays, Arrays]:

@@ -16,8 +16,9 @@ from ._tie import tie
 from ._trace import define_by_run, differentiable, replaced, trace_unknown, zero_tangent
 
 Residual = Callable[[Any, Any], Any]
-Solve = Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]
-LinearSolve = Callable[[Callable[[Any], Any], Any], tuple[Any, jax.Array]]
+Solve = Callable[..., tuple[Any, Any]]
+LinearSolve = Callable[..., tuple[Any, jax.Array]]
+_NO_DATA = jax.tree.structure(None)
 
 
 class implicit_root:  # noqa: N801 (a transformation of functions, named like `jax.custom_jvp`)
@@ -45,8 +46,11 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
     Notes
     -----
     The node is called as `node(guess, params) -> (u, (converged, aux))`. The derivative with respect to `guess` is
-    zero. Where `converged` is false, or a linear solve of the derivative misses its tolerance, tangents and
-    cotangents are NaN: the theorem holds at a root only.
+    zero. Arrays that the solvers read and that change nothing but their course (a preconditioner's) are passed as
+    `node(guess, params, data)`, and come to each of them as a last argument.
+
+    Where `converged` is false, or a linear solve of the derivative misses its tolerance, tangents and cotangents are
+    NaN: the theorem holds at a root only.
 
     References
     ----------
@@ -77,13 +81,16 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
         self._residual, self._solve = residual, solve
         self._linear_solve, self._adjoint_solve = linear_solve, adjoint_solve or linear_solve
 
-    def __call__(self, guess: Any, params: Any) -> tuple[Any, Any]:
+    def __call__(self, guess: Any, params: Any, data: Any = None) -> tuple[Any, Any]:
         """Solve, and return the root with `(converged, aux)`."""
-        guess, params = jax.tree.map(jnp.asarray, (guess, params))
+        guess, params, data = jax.tree.map(jnp.asarray, (guess, params, data))
         if define_by_run():
-            return _define_by_run(self._residual, self._solve, guess, params)
-        problem = self._problem(guess, params)
-        u, converged, aux = problem.root(jax.tree.leaves(problem.guess), problem.theta(params))
+            solve = self._solve if data is None else lambda f, u: self._solve(f, u, data)
+            return _define_by_run(self._residual, solve, guess, params)
+        problem = self._problem(guess, params, jax.tree.structure(data))
+        u, converged, aux = problem.root(
+            jax.tree.leaves(problem.guess), problem.theta(params), jax.tree.leaves(lax.stop_gradient(data))
+        )
         return jax.tree.unflatten(problem.structure, u), (converged, aux)
 
     def pullback(self, u: Any, params: Any, cotangent: Any) -> Any:
@@ -96,33 +103,28 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
         theta = problem.theta(params)
         first = problem.num_consts
         active = [i for i in range(first, len(theta)) if differentiable(theta[i])]
-        linearisation = _Linearisation(problem, len(jax.tree.leaves(u)), active)
+        linearisation = _Linearisation(problem, (len(jax.tree.leaves(u)), len(theta)), active)
         residuals = [jnp.array(True), *jax.tree.leaves(u), *theta]
         bars = dict(zip(active, linearisation.cotangent(residuals, jax.tree.leaves(cotangent)), strict=True))
         leaves = [bars.get(i) for i in range(first, len(theta))]
         return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
-    def _problem(self, guess: Any, params: Any) -> "_Problem":
-        return _Problem(guess, params, self._residual, self._solve, self._linear_solve, self._adjoint_solve)
+    def _problem(self, guess: Any, params: Any, data: Any = _NO_DATA) -> "_Problem":
+        solvers = self._solve, self._linear_solve, self._adjoint_solve
+        return _Problem(guess, params, self._residual, solvers, data)
 
 
 class _Problem:
-    """One root problem, flat: `u` and `theta` (captured constants, then parameters) are lists of arrays."""
+    """One root problem, flat: `u`, `theta` (captured constants, then parameters) and `data` are lists of arrays."""
 
     def __init__(
-        self,
-        guess: Any,
-        params: Any,
-        residual: Residual,
-        solve: Solve,
-        linear_solve: LinearSolve,
-        adjoint_solve: LinearSolve,
+        self, guess: Any, params: Any, residual: Residual, solvers: tuple[Solve, LinearSolve, LinearSolve], data: Any
     ):
-        self.structure = jax.tree.structure(guess)
+        self.structure, self.data = jax.tree.structure(guess), data
         self.traced, self.guess = trace_unknown(residual, guess, params)
         self.num_consts = len(self.traced.consts)
         self._check(guess)
-        self.solve, self.linear_solve, self.adjoint_solve = solve, linear_solve, adjoint_solve
+        self.solve, self.linear_solve, self.adjoint_solve = solvers
         self.root = jax.custom_jvp(self._root)
         self.root.defjvp(self._tangent, symbolic_zeros=True)
 
@@ -157,19 +159,23 @@ class _Problem:
         out = self.traced.evaluate(consts, [*u, *params])
         return [lax.convert_element_type(f, x.dtype) for f, x in zip(out, u, strict=True)]
 
-    def _root(self, guess: list[Any], theta: list[Any]) -> tuple[list[Any], jax.Array, Any]:
+    def with_data(self, data: Sequence[Any]) -> tuple[Any, ...]:
+        """The last argument of the solvers, if they take one."""
+        return () if self.data == _NO_DATA else (jax.tree.unflatten(self.data, list(data)),)
+
+    def _root(self, guess: list[Any], theta: list[Any], data: list[Any]) -> tuple[list[Any], jax.Array, Any]:
         def f(u: Any) -> Any:
             return jax.tree.unflatten(self.structure, self.flat_residual(jax.tree.leaves(u), theta))
 
-        u, (converged, aux) = self.solve(f, jax.tree.unflatten(self.structure, guess))
-        return tie((jax.tree.leaves(u), converged, aux), guess, theta)
+        u, (converged, aux) = self.solve(f, jax.tree.unflatten(self.structure, guess), *self.with_data(data))
+        return tie((jax.tree.leaves(u), converged, aux), guess, theta, data)
 
     def _tangent(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         u, converged, aux = self.root(*primals)
         theta, dots = primals[1], tangents[1]
         active = [i for i, t in enumerate(dots) if not isinstance(t, SymbolicZero)]
-        residuals = [converged, *u, *theta]
-        linearisation = _Linearisation(self, len(u), active)
+        residuals = [converged, *u, *theta, *primals[2]]
+        linearisation = _Linearisation(self, (len(u), len(theta)), active)
         u_dot = linear_node(
             linearisation.tangent, linearisation.cotangent, residuals, [dots[i] for i in active], "root"
         )
@@ -179,11 +185,12 @@ class _Problem:
 class _Linearisation:
     """The implicit function theorem at a root, for the active entries of theta."""
 
-    def __init__(self, problem: _Problem, size: int, active: list[int]):
-        self.problem, self.size, self.active = problem, size, active
+    def __init__(self, problem: _Problem, sizes: tuple[int, int], active: list[int]):
+        self.problem, self.active = problem, active
+        self.ends = sizes[0], sum(sizes)
 
-    def _split(self, residuals: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-        return residuals[0], list(residuals[1 : 1 + self.size]), list(residuals[1 + self.size :])
+    def _split(self, residuals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return list(residuals[: self.ends[0]]), list(residuals[self.ends[0] : self.ends[1]])
 
     def _of_theta(self, u: list[Any], theta: list[Any]) -> tuple[Callable[..., Any], list[Any]]:
         def f(*values: Any) -> list[Any]:
@@ -192,42 +199,44 @@ class _Linearisation:
         return f, [theta[i] for i in self.active]
 
     def _system(self) -> LinearSystem:
-        """F_u at the root; its residuals are (u, theta)."""
-        problem, size = self.problem, self.size
+        """F_u at the root; its residuals are (u, theta, data)."""
+        problem = self.problem
 
         def jacobian(r: Sequence[Any], v: list[Any]) -> list[Any]:
-            return jax.jvp(lambda u: problem.flat_residual(u, r[size:]), [list(r[:size])], [v])[1]
+            u, theta = self._split(r)
+            return jax.jvp(lambda u: problem.flat_residual(u, theta), [u], [v])[1]
 
         def adjoint(r: Sequence[Any], v: list[Any]) -> list[Any]:
-            return jax.vjp(lambda u: problem.flat_residual(u, r[size:]), list(r[:size]))[1](v)[0]
+            u, theta = self._split(r)
+            return jax.vjp(lambda u: problem.flat_residual(u, theta), u)[1](v)[0]
 
         return LinearSystem(
             jacobian, adjoint, self._on_lists(problem.linear_solve), self._on_lists(problem.adjoint_solve)
         )
 
     def _on_lists(self, method: LinearSolve) -> Callable[..., Any]:
-        structure = self.problem.structure
+        problem, structure = self.problem, self.problem.structure
 
-        def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, Any]:
+        def solve(r: Sequence[Any], matvec: Callable[[Any], Any], b: Any) -> tuple[Any, Any]:
             def matvec_tree(v: Any) -> Any:
                 return jax.tree.unflatten(structure, matvec(jax.tree.leaves(v)))
 
-            x, ok = method(matvec_tree, jax.tree.unflatten(structure, b))
+            x, ok = method(matvec_tree, jax.tree.unflatten(structure, b), *problem.with_data(r[self.ends[1] :]))
             return jax.tree.leaves(x), ok
 
         return solve
 
     def tangent(self, residuals: Sequence[Any], theta_dot: Sequence[Any]) -> list[Any]:
-        converged, u, theta = self._split(residuals)
-        f, at = self._of_theta(u, theta)
+        converged, *rest = residuals
+        f, at = self._of_theta(*self._split(rest))
         f_dot = jax.jvp(f, at, list(theta_dot))[1]
-        u_dot = self._system().solve([*u, *theta], [-x for x in f_dot])
+        u_dot = self._system().solve(rest, [-x for x in f_dot])
         return poison(u_dot, jnp.logical_not(converged))
 
     def cotangent(self, residuals: Sequence[Any], u_bar: Sequence[Any]) -> list[Any]:
-        converged, u, theta = self._split(residuals)
-        w = self._system().transposed().solve([*u, *theta], u_bar)
-        f, at = self._of_theta(u, theta)
+        converged, *rest = residuals
+        w = self._system().transposed().solve(rest, u_bar)
+        f, at = self._of_theta(*self._split(rest))
         theta_bar = jax.vjp(f, *at)[1]([-x for x in w])
         return poison(list(theta_bar), jnp.logical_not(converged))
 

@@ -40,7 +40,19 @@ class Status(eqx.Enumeration):
     )
     indefinite = (
         "Conjugate gradients met a direction of non-positive curvature: the operator is not symmetric positive "
-        "definite. Use `LU()`, or check the operator's symmetry and sign."
+        "definite (or the preconditioner is not). Use `MINRES()`, `GMRES()` or `LU()`, or check the sign."
+    )
+    unsymmetric = (
+        "The operator is not symmetric (Hermitian), and the method is for symmetric ones. Use `GMRES()`, `BiCGStab()` "
+        "or `LU()`, or check how boundary conditions enter the operator."
+    )
+    unbanded = (
+        "The operator has entries outside the band that was declared. Use a wider `Banded(lower, upper)`, `SparseLU()` "
+        "or `LU()`, or check the order of the unknowns."
+    )
+    inconsistent = (
+        "The right-hand side has a part in the declared null space, so the system has no solution; the value is the "
+        "least-squares one. Subtract that part from the right-hand side (for a Neumann problem, its mean)."
     )
 
 

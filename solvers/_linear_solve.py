@@ -3,22 +3,27 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Inexact
 
 from ..adjoint import Status, failed, implicit_root
 from ..adjoint._compile import call_compiled
+from ..adjoint._gate import Gates, hoisted_if_differentiated
 from ..adjoint._guard import guard_tangents
 from ..adjoint._status import raise_if_failed
-from ..adjoint._trace import as_unknowns, state_dtype
+from ..adjoint._trace import as_unknowns, own, state_dtype
+from ..adjoint._watch import watch
 from ._lu import LU
 from ._method import AbstractLinearMethod, linear_solver
+from ._null_space import as_null_space, consistent_part, regularised, with_scale
 from ._solution import Solution
 
-Operator = Callable[[Any], Any] | Inexact[Array, "N N"]
+Operator = Callable[[Any], Any] | Inexact[Array, "N N"] | BCOO
 
 
 def linear_solve(
@@ -27,38 +32,51 @@ def linear_solve(
     method: AbstractLinearMethod = LU(),  # noqa: B008 (immutable)
     *,
     x0: Any = None,
+    adjoint: AbstractLinearMethod | None = None,
+    null_space: Any = None,
+    left_null_space: Any = None,
     throw: bool = True,
 ) -> Solution:
     """Solve A x = b as one node, differentiable in b and in everything that A depends on.
 
-    Choose `CG()` for large symmetric positive definite operators, `LU()` for small or general ones.
+    Choose `CG()` for large symmetric positive definite operators, `MINRES()` for symmetric indefinite, `GMRES()` or
+    `BiCGStab()` for large unsymmetric ones, `SparseLU()` for sparse ones that fit memory, `Tridiagonal()` and
+    `Banded()` in one dimension, `Cholesky()` and `LU()` for small ones.
 
     The equations:  A x = b,  A dx = db - dA x  (tangent),  Aᵀ w = x̄, b̄ = w, Ā = -w xᵀ  (cotangent). The
-    adjoint solve uses the same method on the transposed operator and is as tight as the forward one.
+    adjoint solve is matrix-free if the forward one is, as tight, and uses the transposed preconditioner.
 
     Parameters
     ----------
     operator
-        A as a function `v -> A v` on pytrees like `b`, or as a square matrix (N, N). Arrays that the function
-        closes over get their gradients.
+        A as a function `v -> A v` on pytrees like `b`, or as a square matrix (N, N), dense or `BCOO`. Arrays that the
+        function closes over get their gradients.
     b
         Right-hand side: a pytree of floating-point or complex arrays; a vector (N,) for a matrix.
     method
-        The method with its tolerances.
+        The method with its tolerances and preconditioner.
     x0
         Start of the iteration (zero by default). Its derivative is zero.
+    adjoint
+        The method of the adjoint solve, for Aᵀ; by default `method`, with its preconditioner transposed.
+    null_space
+        Vectors that A maps to zero: like `b`, with a leading axis if there are several. The solution is orthogonal to
+        them. They are taken for those of Aᵀ as well, unless `left_null_space` says otherwise.
+    left_null_space
+        Vectors that Aᵀ maps to zero: a right-hand side with a part along them has no solution (`Status.inconsistent`).
     throw
         Whether a failure raises `adjoint.SolveError`; otherwise look at `.status`.
 
     Returns
     -------
     Solution
-        `.value` (like b), `.status`, `.stats` (for `CG`: `iterations`, `residual`).
+        `.value` (like b), `.status`, `.stats` (for iterative methods: `iterations`, `residual`).
 
     Raises
     ------
     adjoint.SolveError
-        The solve failed and `throw` is true, or its derivative was asked for though it failed.
+        The solve failed and `throw` is true, or its derivative was asked for though it failed; or the adjoint solve
+        failed and `throw` is true. Inside jit and under vmap, derivatives are then NaN.
     ValueError
         Shapes do not match, or a tolerance is out of reach of the dtype.
 
@@ -77,42 +95,66 @@ def linear_solve(
     doi:10.1007/978-3-540-68942-3_4, Section 2.3.1.
     """
     b = as_unknowns(b)
-    if not isinstance(method, AbstractLinearMethod):
-        message = f"`method` must be an instance such as solvers.CG() or solvers.LU(), got {method!r}."
-        raise TypeError(message)
+    check_method("method", method)
     warm = x0 is not None
     x0 = _start(x0, b) if warm else jax.tree.map(jnp.zeros_like, b)
     if not callable(operator):
-        matrix = operator = _matrix(operator, b)
-        if jnp.iscomplexobj(matrix) and not jnp.iscomplexobj(b):
-            b, x0 = b.astype(matrix.dtype), x0.astype(matrix.dtype)
-    method = method.resolve(state_dtype(b))
-    value, status, stats = call_compiled(_linear_solve, (operator, b, x0), method=method, warm=warm)
+        operator = _matrix(operator, b)
+        if jnp.iscomplexobj(operator.data if isinstance(operator, BCOO) else operator):
+            b, x0 = jax.tree.map(lambda x: x.astype(jnp.result_type(x, jnp.complex64)), (b, x0))
+        method = method.for_matrix(operator)
+        adjoint = None if adjoint is None else adjoint.for_matrix(operator)
+    null = as_null_space(null_space, left_null_space, b)
+    dtype = state_dtype(b)
+    method = method.resolve(dtype)
+    if adjoint is not None:
+        check_method("adjoint", adjoint)
+        adjoint = adjoint.resolve(dtype)
+    arrays, static = eqx.partition((method, adjoint), eqx.is_array)
+    gates = Gates("linear_solve")
     if throw:
-        value = raise_if_failed(value, status, "linear_solve")
+        operator, b = gates.inputs((hoisted_if_differentiated(operator, b), b))
+    value, status, stats = call_compiled(_linear_solve, (operator, b, x0, null, arrays), methods=static, warm=warm)
+    if throw:
+        value = gates.outputs(raise_if_failed(value, status, "linear_solve"))
     return Solution(guard_tangents(value, status, "linear_solve"), status, stats)
 
 
-def _linear_solve(operator: Operator, b: Any, x0: Any, *, method: AbstractLinearMethod, warm: bool) -> Any:
-    def iterate(f: Any, x0: Any) -> tuple[Any, Any]:
+def check_method(name: str, method: Any) -> None:
+    """Refuse what is no linear method."""
+    if not isinstance(method, AbstractLinearMethod):
+        message = f"`{name}` must be an instance such as solvers.CG() or solvers.LU(), got {method!r}."
+        raise TypeError(message)
+
+
+def _linear_solve(operator: Operator, b: Any, x0: Any, null: Any, arrays: Any, *, methods: Any, warm: bool) -> Any:
+    method, adjoint = eqx.combine(arrays, methods)
+    method = method.hoisted(b)
+    adjoint = None if adjoint is None else adjoint.hoisted(b)
+    data, rest = eqx.partition((method, adjoint), eqx.is_array)
+    apply: Any = operator if callable(operator) else None
+    matrix: Any = None if apply else operator
+    whole = b
+    if null is not None:
+        null, b = with_scale(null, apply or matrix.__matmul__, b), consistent_part(null, b)
+
+    def iterate(f: Any, x0: Any, data: Any) -> tuple[Any, Any]:
+        method, _ = eqx.combine(data, rest)
         minus_r, matvec = jax.linearize(f, x0)
         r = jax.tree.map(jnp.negative, minus_r)
         # The tolerance is relative to b, which is the residual at zero.
         reference = f(jax.tree.map(jnp.zeros_like, x0)) if warm else r
         outcome = method.solve(matvec, r, reference)
+        watch("forward", method, outcome.status, outcome.stats)
         x = jax.tree.map(jnp.add, x0, outcome.value)
         status = outcome.status
         if apply is not None:
-            status = Status.where(
-                ~failed(status) & ~_is_linear(f, minus_r, matvec, x0, outcome.value), Status.nonlinear, status
-            )
+            nonlinear = ~_is_linear(f, minus_r, matvec, x0, outcome.value)
+            status = Status.where(~failed(status) & nonlinear, Status.nonlinear, status)
         return x, (~failed(status), (status, outcome.stats))
 
-    apply: Any = operator if callable(operator) else None
-    matrix = None if apply else operator
-
     def residual(x: Any, params: Any) -> Any:
-        A, b = params
+        A, b, null = params
         Ax = apply(x) if A is None else A @ x
         if jax.tree.map(jnp.shape, Ax) != jax.tree.map(jnp.shape, b):
             shapes = jax.tree.map(jnp.shape, b), jax.tree.map(jnp.shape, Ax)
@@ -121,9 +163,22 @@ def _linear_solve(operator: Operator, b: Any, x0: Any, *, method: AbstractLinear
                 "that A is square and applied to the unknown."
             )
             raise ValueError(message)
+        if null is not None:
+            Ax = regularised(null, x, Ax)
         return jax.tree.map(jnp.subtract, Ax, b)
 
-    x, (_, (status, stats)) = implicit_root(residual, iterate, linear_solver(method))(x0, (matrix, b))
+    def tangent(matvec: Any, b: Any, data: Any) -> Any:
+        return linear_solver(eqx.combine(data, rest)[0])(matvec, b)
+
+    def transposed(matvec: Any, b: Any, data: Any) -> Any:
+        method, adjoint = eqx.combine(data, rest)
+        return linear_solver(method if adjoint is None else adjoint, "adjoint", transposed=adjoint is None)(matvec, b)
+
+    node = implicit_root(residual, iterate, tangent, transposed)
+    x, (_, (status, stats)) = node(x0, (matrix, b, null), data)
+    if null is not None:
+        lost = null.is_inconsistent(whole)
+        status = Status.where(~failed(status) & lost, Status.inconsistent, status)
     return x, status, stats
 
 
@@ -136,16 +191,17 @@ def _start(x0: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), x0, b)
 
 
-def _matrix(operator: Any, b: Any) -> jax.Array:
-    if not isinstance(operator, jax.Array | np.ndarray):
+def _matrix(operator: Any, b: Any) -> Any:
+    if not isinstance(operator, jax.Array | np.ndarray | BCOO):
         message = (
             f"`operator` must be a function v -> A v or a square array, got {type(operator).__name__}. Wrap nested "
-            "lists with jnp.array."
+            "lists with jnp.array, and SciPy's sparse matrices with jax.experimental.sparse.BCOO.from_scipy_sparse."
         )
         raise TypeError(message)
-    A = as_unknowns(operator)
+    sparse = isinstance(operator, BCOO)
+    A: Any = jax.tree.map(own, operator) if sparse else as_unknowns(operator)
     shape = getattr(b, "shape", None)
-    if A.ndim != 2 or A.shape[0] != A.shape[1] or shape != A.shape[:1]:
+    if A.ndim != 2 or A.shape[0] != A.shape[1] or shape != A.shape[:1] or (sparse and A.n_batch + A.n_dense > 0):
         message = (
             f"`operator` and `b` must be a square matrix and a vector. Expected shapes (N, N) and (N,), got "
             f"{A.shape} and {shape}. For several right-hand sides use jax.vmap over b."

@@ -5,11 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ..adjoint import Status
-from ..adjoint._loops import vary_together
+from ._dense import as_real, backward_stable, generic_signs, real_matrix
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 
@@ -34,22 +33,11 @@ class LU(AbstractLinearMethod):
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Build the matrix, decompose it, solve, refine once, and check."""
         del reference
-        flat, unravel = _as_real(b)
+        flat, unravel = as_real(b)
         if flat.size == 0:
             return Outcome(b, Status.converged, {})
-        basis, _ = vary_together((jnp.eye(flat.size, dtype=flat.dtype), flat))
-        A = jax.vmap(lambda e: _as_real(matvec(unravel(e)))[0].astype(flat.dtype))(basis).T
-        x, status = _solve_dense(A, flat)
+        x, status = _solve_dense(real_matrix(matvec, flat, unravel), flat)
         return Outcome(unravel(x), status, {})
-
-
-def _as_real(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """A pytree as one real vector and back: an operator on complex numbers need not be linear over them."""
-    flat, unravel = ravel_pytree(tree)
-    if not jnp.iscomplexobj(flat):
-        return flat, unravel
-    half = flat.size
-    return jnp.concatenate([flat.real, flat.imag]), lambda v: unravel(v[:half] + 1j * v[half:])
 
 
 def _solve_dense(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array, " N"], Status]:
@@ -59,12 +47,12 @@ def _solve_dense(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[A
     factor = jax.scipy.linalg.lu_factor(scaled)
     rhs = row * b
     # A generic second right-hand side probes the size of the inverse.
-    probe = jnp.where(jnp.arange(b.size) * 7 % 5 < 2, -1.0, 1.0).astype(b.dtype)
+    probe = generic_signs(b.size, b.dtype)
     y, inverse = jax.scipy.linalg.lu_solve(factor, jnp.stack([rhs, probe], axis=1)).T
     y = y + jax.scipy.linalg.lu_solve(factor, rhs - scaled @ y)
     eps = b.size * jnp.finfo(b.dtype).eps
     norm = jnp.max(jnp.sum(jnp.abs(scaled), axis=1))
-    backward = jnp.max(jnp.abs(rhs - scaled @ y)) <= 8 * eps * (norm * jnp.max(jnp.abs(y)) + jnp.max(jnp.abs(rhs)))
+    backward = backward_stable(rhs - scaled @ y, norm, y, rhs)
     regular = jnp.min(jnp.abs(jnp.diagonal(factor[0]))) > eps
     regular &= norm * jnp.max(jnp.abs(inverse)) * jnp.finfo(b.dtype).eps < 1
     x = col * y

@@ -1,14 +1,16 @@
 """The verbs of the two families of methods."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from ..adjoint import Status, failed
+from ..adjoint._watch import watch
 
 
 class Outcome(NamedTuple):
@@ -30,6 +32,21 @@ class AbstractLinearMethod(eqx.Module):
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Solve A x = b. Tolerances are relative to the norm of `reference` (b itself, as a rule)."""
 
+    def for_matrix(self, matrix: Any) -> Self:
+        """The method for an operator whose matrix is known, dense or `BCOO`."""
+        del matrix
+        return self
+
+    def hoisted(self, like: Any) -> Self:
+        """The method with arrays that its functions close over as leaves; `like` is an unknown."""
+        del like
+        return self
+
+    def transposed(self, like: Any) -> Self:
+        """The method for the transposed operator, whose preconditioner is transposed too."""
+        del like
+        return self
+
 
 class AbstractRootMethod(eqx.Module):
     """A way to solve F(u) = 0, F from a pytree to a pytree of the same structure."""
@@ -44,22 +61,33 @@ class AbstractRootMethod(eqx.Module):
     def solve(self, f: Callable[[Any], Any], guess: Any) -> Outcome:
         """Find a root near `guess`."""
 
+    def hoisted(self, like: Any) -> Self:
+        """The method with arrays that its functions close over as leaves; `like` is an unknown."""
+        return dataclasses.replace(self, linear=self.linear.hoisted(like))
 
-def linear_solver(method: AbstractLinearMethod) -> Callable[[Callable[[Any], Any], Any], tuple[Any, jax.Array]]:
-    """The method as `adjoint.implicit_root` wants it: `(matvec, b) -> (x, converged)`."""
+
+def linear_solver(
+    method: AbstractLinearMethod, kind: str = "tangent", *, transposed: bool = False
+) -> Callable[..., tuple[Any, jax.Array]]:
+    """The method as `adjoint.implicit_root` wants it: `(matvec, b) -> (x, converged)`.
+
+    If `transposed`, the method is that of the forward solve, and the operator's transpose is to be solved with.
+    """
 
     def solve(matvec: Callable[[Any], Any], b: Any) -> tuple[Any, jax.Array]:
-        outcome = method.solve(matvec, b, b)
+        outcome = (method.transposed(b) if transposed else method).solve(matvec, b, b)
+        watch(kind, method, outcome.status, outcome.stats)
         return outcome.value, ~failed(outcome.status)
 
     return solve
 
 
-def root_solver(method: AbstractRootMethod) -> Callable[[Callable[[Any], Any], Any], tuple[Any, Any]]:
+def root_solver(method: AbstractRootMethod) -> Callable[..., tuple[Any, Any]]:
     """The method as `adjoint.implicit_root` wants it: `(f, guess) -> (u, (converged, (status, stats)))`."""
 
     def solve(f: Callable[[Any], Any], guess: Any) -> tuple[Any, Any]:
         outcome = method.solve(f, guess)
+        watch("forward", method, outcome.status, outcome.stats)
         return outcome.value, (~failed(outcome.status), (outcome.status, outcome.stats))
 
     return solve

@@ -104,11 +104,16 @@ def test_s35_float32_is_not_believed() -> None:
     Q = np.sqrt(2 / 101) * np.sin(np.pi * np.outer(i, i) / 101)
     A = (Q * np.logspace(0, 4, 100)) @ Q.T
     A32, b32 = jnp.asarray(A, jnp.float32), jnp.ones(100, jnp.float32)
-    for rtol in (1e-6, 1e-3):
+    for rtol in (1e-6, 1e-5, 1e-3):
         solution = solve(A32, b32, solvers.CG(rtol=rtol), throw=False)
         true = np.linalg.norm(np.ones(100) - np.asarray(A32, float) @ np.asarray(solution.value, float)) / 10
-        assert (solution.status == adjoint.Status.converged) or true > rtol / 2
-        assert float(solution.stats["residual"]) / 10 == pytest.approx(true, rel=0.2, abs=1e-6)
+        if solution.status == adjoint.Status.converged:
+            assert true < 1.5 * rtol
+        else:
+            assert rtol < 1e-3
+            assert true > rtol / 2
+        # Computed in float32, b - A x is known to the rounding of A x only, which is as large as itself here.
+        assert float(solution.stats["residual"]) / 10 == pytest.approx(true, rel=0.5, abs=1e-6)
     x = solve(jnp.asarray(A), jnp.ones(100), solvers.CG(rtol=1e-10, max_iters=5000)).value
     assert float(jnp.sum(x)) == pytest.approx(93.767050406276, rel=1e-8)
 
