@@ -42,6 +42,9 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
         `linear_solve(matvec, b) -> (x, converged)` for F_u x = b, both with the structure of `u`.
     adjoint_solve
         The same for F_uᵀ; `linear_solve` where it is not given.
+    tolerance
+        The largest ‖F‖₂ (in the units of F) at a root. Where it is given, the node evaluates the residual at the point
+        that it linearises, and does not take `converged` on trust.
 
     Notes
     -----
@@ -77,9 +80,20 @@ class implicit_root:  # noqa: N801 (a transformation of functions, named like `j
         solve: Solve,
         linear_solve: LinearSolve,
         adjoint_solve: LinearSolve | None = None,
+        *,
+        tolerance: float | None = None,
     ):
-        self._residual, self._solve = residual, solve
+        self._residual, self._tolerance = residual, tolerance
+        self._solve = solve if tolerance is None else self._checked(solve)
         self._linear_solve, self._adjoint_solve = linear_solve, adjoint_solve or linear_solve
+
+    def _checked(self, solve: Solve) -> Solve:
+        def and_look(f: Callable[[Any], Any], guess: Any, *data: Any) -> tuple[Any, Any]:
+            u, (converged, aux) = solve(f, guess, *data)
+            size = jnp.linalg.norm(ravel_pytree(f(u))[0])
+            return u, (converged & (size <= self._tolerance), aux)
+
+        return and_look
 
     def __call__(self, guess: Any, params: Any, data: Any = None) -> tuple[Any, Any]:
         """Solve, and return the root with `(converged, aux)`."""

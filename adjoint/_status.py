@@ -24,7 +24,8 @@ class Status(eqx.Enumeration):
     )
     singular = (
         "The Jacobian (or matrix) is singular at the point reached: no step can be computed and no derivative "
-        "exists there. Check for unknowns that no equation determines, or start away from stationary points."
+        "exists there. Check for unknowns that no equation determines (declare the totals of a closed network by "
+        "`conserved=`), start away from stationary points, or use `TrustRegion()`."
     )
     nonfinite = (
         "A value became infinite or NaN. Look for a division by zero, a root or logarithm of a negative number, "
@@ -53,6 +54,14 @@ class Status(eqx.Enumeration):
     inconsistent = (
         "The right-hand side has a part in the declared null space, so the system has no solution; the value is the "
         "least-squares one. Subtract that part from the right-hand side (for a Neumann problem, its mean)."
+    )
+    unbracketed = (
+        "The residual has the same sign at both ends of the bracket. Choose `lower` and `upper` so that the sign "
+        "changes between them."
+    )
+    unconserved = (
+        "A declared total is not conserved by the equations: no root of both exists near the point reached. Check the "
+        "signs and coefficients of `conserved`, which must hold whatever the unknowns are."
     )
 
 

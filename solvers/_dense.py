@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ..adjoint._loops import vary_together
+from ._user_matrix import KnownMatrix
 
 
 def as_real(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
@@ -23,7 +24,9 @@ def as_real(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 def real_matrix(
     matvec: Callable[[Any], Any], flat: Float[Array, " N"], unravel: Callable[[jax.Array], Any]
 ) -> Float[Array, "N N"]:
-    """The matrix of an operator on real vectors like `flat`, column by column."""
+    """The matrix of an operator on real vectors like `flat`, column by column, unless it is known."""
+    if isinstance(matvec, KnownMatrix) and matvec.matrix.shape == (flat.size, flat.size):
+        return matvec.dense().astype(flat.dtype)
     basis, _ = vary_together((jnp.eye(flat.size, dtype=flat.dtype), flat))
     return jax.vmap(lambda e: as_real(matvec(unravel(e)))[0].astype(flat.dtype))(basis).T
 

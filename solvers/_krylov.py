@@ -72,6 +72,10 @@ class AbstractKrylov(AbstractLinearMethod):
         M = as_preconditioner(self.preconditioner)
         return self if M is None else dataclasses.replace(self, preconditioner=M.transposed(like))
 
+    def tightened(self, rtol: Any) -> Self:
+        """The same method with a relative tolerance of at most `rtol`."""
+        return self if self.rtol is None else dataclasses.replace(self, rtol=jnp.minimum(self.rtol, rtol))
+
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Iterate from zero."""
         flat, unravel = ravel_pytree(b)

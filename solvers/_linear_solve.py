@@ -12,12 +12,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Inexact
 
 from ..adjoint import Status, failed, implicit_root
-from ..adjoint._compile import call_compiled
-from ..adjoint._gate import Gates, hoisted_if_differentiated
-from ..adjoint._guard import guard_tangents
-from ..adjoint._status import raise_if_failed
 from ..adjoint._trace import as_unknowns, own, state_dtype
 from ..adjoint._watch import watch
+from ._entry import run
 from ._lu import LU
 from ._method import AbstractLinearMethod, linear_solver
 from ._null_space import as_null_space, consistent_part, regularised, with_scale
@@ -110,14 +107,7 @@ def linear_solve(
     if adjoint is not None:
         check_method("adjoint", adjoint)
         adjoint = adjoint.resolve(dtype)
-    arrays, static = eqx.partition((method, adjoint), eqx.is_array)
-    gates = Gates("linear_solve")
-    if throw:
-        operator, b = gates.inputs((hoisted_if_differentiated(operator, b), b))
-    value, status, stats = call_compiled(_linear_solve, (operator, b, x0, null, arrays), methods=static, warm=warm)
-    if throw:
-        value = gates.outputs(raise_if_failed(value, status, "linear_solve"))
-    return Solution(guard_tangents(value, status, "linear_solve"), status, stats)
+    return run(_linear_solve, operator, (b, x0, null), (method, adjoint), example=(b,), throw=throw, warm=warm)
 
 
 def check_method(name: str, method: Any) -> None:
@@ -127,13 +117,17 @@ def check_method(name: str, method: Any) -> None:
         raise TypeError(message)
 
 
-def _linear_solve(operator: Operator, b: Any, x0: Any, null: Any, arrays: Any, *, methods: Any, warm: bool) -> Any:
-    method, adjoint = eqx.combine(arrays, methods)
-    method = method.hoisted(b)
-    adjoint = None if adjoint is None else adjoint.hoisted(b)
-    data, rest = eqx.partition((method, adjoint), eqx.is_array)
+def _linear_solve(operator: Operator, inputs: Any, arrays: Any, *, methods: Any, warm: bool) -> Any:
+    b, x0, null = inputs
     apply: Any = operator if callable(operator) else None
     matrix: Any = None if apply else operator
+
+    def prepared(method: AbstractLinearMethod | None) -> AbstractLinearMethod | None:
+        if method is None:
+            return None
+        return (method if apply is None else method.for_function(apply, b)).hoisted(b)
+
+    data, rest = eqx.partition(tuple(map(prepared, eqx.combine(arrays, methods))), eqx.is_array)
     whole = b
     if null is not None:
         null, b = with_scale(null, apply or matrix.__matmul__, b), consistent_part(null, b)

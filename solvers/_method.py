@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from ..adjoint import Status, failed
+from ..adjoint._tolerance import resolve_tolerance
 from ..adjoint._watch import watch
 
 
 class Outcome(NamedTuple):
-    """What a method reports: the value, its status and its counts."""
+    """What a method reports: the value, its status and its counts, and whether a root there has a derivative."""
 
     value: Any
     status: Status
     stats: dict[str, Any]
+    regular: Any = True
 
 
 class AbstractLinearMethod(eqx.Module):
@@ -37,6 +39,11 @@ class AbstractLinearMethod(eqx.Module):
         del matrix
         return self
 
+    def for_function(self, f: Callable[[Any], Any], like: Any) -> Self:
+        """The method for operators that are derivatives of `f` at arguments like `like`."""
+        del f, like
+        return self
+
     def hoisted(self, like: Any) -> Self:
         """The method with arrays that its functions close over as leaves; `like` is an unknown."""
         del like
@@ -47,23 +54,51 @@ class AbstractLinearMethod(eqx.Module):
         del like
         return self
 
+    def tightened(self, rtol: Any) -> Self:
+        """The method with a relative tolerance of at most `rtol`."""
+        del rtol
+        return self
+
 
 class AbstractRootMethod(eqx.Module):
     """A way to solve F(u) = 0, F from a pytree to a pytree of the same structure."""
 
+    rtol: eqx.AbstractVar[float | None]
+    atol: eqx.AbstractVar[float | None]
     linear: eqx.AbstractVar[AbstractLinearMethod]
 
     @abc.abstractmethod
-    def resolve(self, dtype: jnp.dtype) -> "AbstractRootMethod":
-        """The method with the tolerances that it uses in `dtype`; `ValueError` for one out of reach."""
+    def solve(self, f: Callable[[Any], Any], guess: Any, params: Any = None) -> Outcome:
+        """Find a root near `guess`; `params` are for functions that the user gave to the method."""
 
-    @abc.abstractmethod
-    def solve(self, f: Callable[[Any], Any], guess: Any) -> Outcome:
-        """Find a root near `guess`."""
+    def resolve(self, dtype: jnp.dtype) -> Self:
+        """The method with the tolerances that it uses in `dtype`; `ValueError` for one out of reach."""
+        rtol = resolve_tolerance("rtol", self.rtol, 1e-10, dtype)
+        atol = resolve_tolerance("atol", self.atol, 1e-12, dtype, reachable=False)
+        return dataclasses.replace(self, rtol=rtol, atol=atol, linear=self.linear.resolve(dtype))
+
+    def weight(self, u: jax.Array) -> jax.Array:
+        """The error allowed in each entry, atol + rtol |u|."""
+        assert self.atol is not None and self.rtol is not None  # noqa: PT018 (`resolve` has set them)
+        return self.atol + self.rtol * jnp.abs(u)
+
+    def weighted(self, d: jax.Array, u: jax.Array) -> jax.Array:
+        """The size of a correction in units of the tolerances, max |dᵢ| / (atol + rtol |uᵢ|)."""
+        # 0 / 0 where both tolerance and correction vanish: no correction means converged.
+        return jnp.max(jnp.where(d == 0, 0, jnp.abs(d) / self.weight(u)), initial=0.0)
 
     def hoisted(self, like: Any) -> Self:
         """The method with arrays that its functions close over as leaves; `like` is an unknown."""
         return dataclasses.replace(self, linear=self.linear.hoisted(like))
+
+    def for_function(self, f: Callable[[Any], Any], like: Any) -> Self:
+        """The method for a residual `f` at unknowns like `like`, whose structure its linear method may look at."""
+        return dataclasses.replace(self, linear=self.linear.for_function(f, like))
+
+    def of_derivative(self) -> AbstractLinearMethod:
+        """The linear method of the derivative's solves, as tight as the root."""
+        assert self.rtol is not None
+        return self.linear.tightened(self.rtol)
 
 
 def linear_solver(
@@ -82,13 +117,13 @@ def linear_solver(
     return solve
 
 
-def root_solver(method: AbstractRootMethod) -> Callable[..., tuple[Any, Any]]:
+def root_solver(method: AbstractRootMethod, params: Any = None) -> Callable[..., tuple[Any, Any]]:
     """The method as `adjoint.implicit_root` wants it: `(f, guess) -> (u, (converged, (status, stats)))`."""
 
     def solve(f: Callable[[Any], Any], guess: Any) -> tuple[Any, Any]:
-        outcome = method.solve(f, guess)
+        outcome = method.solve(f, guess, params)
         watch("forward", method, outcome.status, outcome.stats)
-        return outcome.value, (~failed(outcome.status), (outcome.status, outcome.stats))
+        return outcome.value, (~failed(outcome.status) & outcome.regular, (outcome.status, outcome.stats))
 
     return solve
 

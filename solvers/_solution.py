@@ -8,8 +8,9 @@ from ..adjoint import Status
 
 
 class Solution(eqx.Module):
-    """The result of a solve: `value`, `status` (a sentence) and `stats` (counts and residuals)."""
+    """The result of a solve: `value`, `status` (a sentence), `stats` (counts and residuals) and a user's `aux`."""
 
     value: Any
     status: Status
     stats: dict[str, Any]
+    aux: Any = None
