@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ._captures import Captured
 from ._status import SolveError
-from ._trace import define_by_run, differentiable, known_value
+from ._trace import define_by_run, differentiable, known_value, own
 
 gate_p = jex.Primitive("gate")
 
@@ -110,4 +110,4 @@ def hoisted_if_differentiated(function: Any, *like: Any) -> Any:
     if not any(map(_eager, captured.tracers)):
         return function
     convert: Callable[..., Any] = eqx.filter_closure_convert
-    return convert(function, *like)
+    return jax.tree.map(own, convert(function, *like))

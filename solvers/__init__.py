@@ -17,6 +17,7 @@ from ._lu import LU as LU
 from ._method import AbstractLinearMethod as AbstractLinearMethod
 from ._method import AbstractRootMethod as AbstractRootMethod
 from ._minres import MINRES as MINRES
+from ._multigrid import multigrid as multigrid
 from ._newton import Newton as Newton
 from ._newton_krylov import NewtonKrylov as NewtonKrylov
 from ._picard import Picard as Picard

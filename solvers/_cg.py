@@ -60,19 +60,19 @@ class CG(AbstractKrylov):
             return (s.residual > target) & (s.iterations < limit) & ~s.indefinite
 
         def step(s: _State) -> _State:
-            q = A(s.p)
-            curvature = dot(s.p, q)
-            good = (curvature > 0) & (s.gamma > 0)
-            alpha = jnp.where(good, s.gamma / jnp.where(good, curvature, 1), 0)  # 3
-            x = s.x + alpha * s.p  # 4
+            # The algorithm's loop begins with its last lines: the preconditioner is then compiled once, and not applied
+            # to the last residual.
+            z = s.r if M is None else M(s.r)  # 6
+            gamma = s.residual**2 if M is None else dot(s.r, z)
+            p = z + (gamma / s.gamma) * s.p  # 7, 8
+            q = A(p)
+            curvature = dot(p, q)
+            good = (curvature > 0) & (gamma > 0)
+            alpha = jnp.where(good, gamma / jnp.where(good, curvature, 1), 0)  # 3
+            x = s.x + alpha * p  # 4
             r = s.r - alpha * q  # 5
-            z = r if M is None else M(r)  # 6
-            gamma = dot(r, z)
-            p = z + (gamma / jnp.where(good, s.gamma, 1)) * s.p  # 7, 8
-            residual = jnp.sqrt(gamma) if M is None else norm(r)
-            return _State(x, r, p, gamma, residual, s.iterations + 1, ~good)
+            return _State(x, r, p, jnp.where(good, gamma, 1), norm(r), s.iterations + 1, ~good)
 
-        z = r if M is None else M(r)
-        zero = jnp.zeros((), jnp.int32)
-        end = while_loop(continues, step, _State(jnp.zeros_like(r), r, z, dot(r, z), norm(r), zero, jnp.array(False)))
+        zeros, zero, one = jnp.zeros_like(r), jnp.zeros((), jnp.int32), jnp.ones((), r.real.dtype)
+        end = while_loop(continues, step, _State(zeros, r, zeros, one, norm(r), zero, jnp.array(False)))
         return Cycle(end.x, end.iterations, end.indefinite)

@@ -57,7 +57,7 @@ def fixed_point(
     >>> def anomaly(e):  # Kepler's equation E = M + e sin E
     ...     return solvers.fixed_point(lambda E, e: 0.8 + e * jnp.sin(E), 0.8, e).value
     >>> f"{float(anomaly(0.3)):.3f}, {float(jax.grad(anomaly)(0.3)):.3f}"
-    '1.058, 1.022'
+    '1.062, 1.023'
 
     References
     ----------

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
 from ..adjoint import Status
-from ..adjoint._loops import while_loop
+from ..adjoint._loops import vary_together, while_loop
 from ..adjoint._tolerance import resolve_tolerance
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 from ._preconditioner import as_preconditioner
@@ -130,13 +130,14 @@ class AbstractKrylov(AbstractLinearMethod):
         k = jnp.arange(like.size)
         v = jnp.where(k * 7 % 5 < 2, -0.6, 0.9).astype(like.dtype)
         w = jnp.where(k * 5 % 7 < 3, 0.8, -0.5).astype(like.dtype)
+        v, w, no, _ = vary_together((v, w, jnp.array(False), like))
 
         def differs() -> jax.Array:
             Av, Aw = A(v), A(w)
             size = norm(v) * norm(Aw) + norm(Av) * norm(w)
             return jnp.abs(jnp.vdot(v, Aw) - jnp.vdot(Av, w)) > jnp.finfo(like.dtype).eps ** 0.5 * size
 
-        return lax.cond(asked, differs, lambda: jnp.array(False))
+        return lax.cond(asked, differs, lambda: no)
 
 
 def norm(v: Any) -> jax.Array:

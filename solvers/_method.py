@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from ..adjoint import Status, failed
 from ..adjoint._tolerance import resolve_tolerance
 from ..adjoint._watch import watch
+from ._user_matrix import KnownMatrix
 
 
 class Outcome(NamedTuple):
@@ -126,6 +128,17 @@ def root_solver(method: AbstractRootMethod, params: Any = None) -> Callable[...,
         return outcome.value, (~failed(outcome.status) & outcome.regular, (outcome.status, outcome.stats))
 
     return solve
+
+
+def solve_flat(
+    linear: AbstractLinearMethod, operator: Callable[[Any], Any], b: jax.Array, unravel: Callable[[Any], Any]
+) -> Outcome:
+    """Solve for a flat correction; the method and its preconditioner see the structure of the unknowns."""
+    if isinstance(operator, KnownMatrix):
+        return linear.solve(operator, b, b)
+    tree = unravel(b)
+    outcome = linear.solve(lambda v: unravel(operator(ravel_pytree(v)[0])), tree, tree)
+    return outcome._replace(value=ravel_pytree(outcome.value)[0])
 
 
 def status_where(pairs: list[tuple[jax.Array, Any]], otherwise: Any) -> Status:

@@ -11,9 +11,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
 from ..adjoint import Status, failed
-from ..adjoint._loops import while_loop
+from ..adjoint._loops import vary_together, while_loop
 from ._lu import LU
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, solve_flat, status_where
 from ._user_matrix import products
 
 SMALLEST_STEP = 1e-4
@@ -101,13 +101,13 @@ class Newton(AbstractRootMethod):
         infinite = jnp.inf * one
         start = _State(u, infinite, jnp.zeros_like(u), one, infinite, zero, Status.max_iterations, jnp.array(True))
         # The pass after the last iteration looks at the point that it reached.
-        end = while_loop(lambda s: s.running, lambda s: _pass(method, linearise, s), start)
+        end = while_loop(lambda s: s.running, lambda s: _pass(method, linearise, s, unravel), start)
         noisy = (end.status == Status.stalled) & (end.correction <= 1) & at_noise(F, end.u, end.norm)
         stats = {"iterations": end.iterations, "residual": end.norm, "correction": end.correction}
         return Outcome(unravel(end.u), Status.where(noisy, Status.converged, end.status), stats)
 
 
-def _pass(method: Newton, linearise: Callable[[Any], Any], s: _State) -> _State:
+def _pass(method: Newton, linearise: Callable[[Any], Any], s: _State, unravel: Callable[[Any], Any]) -> _State:
     """Look at u + λ d; go on from there, or halve λ."""
     u = s.u + s.step * s.d
     F, jacobian = linearise(u)
@@ -118,12 +118,15 @@ def _pass(method: Newton, linearise: Callable[[Any], Any], s: _State) -> _State:
     out_of_iterations = s.iterations >= method.max_iters
     moves = descends & ~done & ~out_of_iterations
 
-    def forward() -> tuple[Any, Status]:
-        outcome = method.linear.solve(jacobian, -F, F)
+    def forward() -> tuple[Any, ...]:
+        outcome = solve_flat(method.linear, jacobian, -F, unravel)
         status = status_where([(~all_finite(F), Status.nonfinite)], outcome.status)
-        return outcome.value, status
+        return vary_together((outcome.value, status, s.d, F))[:2]
 
-    d, solved = lax.cond(moves, forward, lambda: (s.d, Status.converged))
+    def stay() -> tuple[Any, ...]:
+        return vary_together((s.d, Status.converged, F))[:2]
+
+    d, solved = lax.cond(moves, forward, stay)
     correction = jnp.where(moves, method.weighted(d, u), s.correction)
     halved = s.step / 2
     stuck = ~descends & (close | (halved < SMALLEST_STEP))

@@ -14,7 +14,7 @@ from ..adjoint import Status, failed
 from ..adjoint._loops import while_loop
 from ._gmres import GMRES
 from ._krylov import AbstractKrylov
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, status_where
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, solve_flat, status_where
 from ._newton import SMALLEST_STEP, SUFFICIENT_DECREASE, at_noise
 
 _GAMMA = 0.9
@@ -99,7 +99,7 @@ class NewtonKrylov(AbstractRootMethod):
         start = _State(u, jnp.linalg.norm(F(u)), self.forcing * one, jnp.inf * one, zero, zero, Status.max_iterations)
         end = while_loop(
             lambda s: (s.status == Status.max_iterations) & (s.iterations < self.max_iters),
-            lambda s: _iteration(method, F, s),
+            lambda s: _iteration(method, F, s, unravel),
             start,
         )
         noisy = (end.status == Status.stalled) & (end.correction <= 1) & at_noise(F, end.u, end.norm)
@@ -112,10 +112,10 @@ class NewtonKrylov(AbstractRootMethod):
         return Outcome(unravel(end.u), Status.where(noisy, Status.converged, end.status), stats)
 
 
-def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State) -> _State:
+def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State, unravel: Callable[[Any], Any]) -> _State:
     value, jacobian = jax.linearize(F, s.u)
     linear = dataclasses.replace(method.linear, rtol=s.forcing, atol=0.0)
-    outcome = linear.solve(jacobian, -value, value)
+    outcome = solve_flat(linear, jacobian, -value, unravel)
     d = outcome.value
     reached = outcome.stats["residual"] / jnp.where(s.norm > 0, s.norm, 1)
     useful = ~failed(outcome.status) | (reached < _LARGEST_FORCING)

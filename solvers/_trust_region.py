@@ -62,7 +62,7 @@ class TrustRegion(AbstractRootMethod):
     ...     return jnp.stack([(y[0] - 1) * (y[1] + 3), y[1] - p * y[0]])
     >>> y = solvers.root_find(residual, jnp.array([9.0, -3.0]), 2.0, solvers.TrustRegion(rtol=1e-4)).value
     >>> [f"{float(each):.3f}" for each in y]
-    ['1.000', '2.000']
+    ['-1.500', '-3.000']
     """
 
     rtol: float | None = None
