@@ -51,6 +51,10 @@ class Status(eqx.Enumeration):
         "The operator has entries outside the band that was declared. Use a wider `Banded(lower, upper)`, `SparseLU()` "
         "or `LU()`, or check the order of the unknowns."
     )
+    incomplete = (
+        "The operator has entries outside the sparsity pattern, or none that a decomposition can resolve. Leave "
+        "`pattern` out so that it is found, or use `LU()`."
+    )
     inconsistent = (
         "The right-hand side has a part in the declared null space, so the system has no solution; the value is the "
         "least-squares one. Subtract that part from the right-hand side (for a Neumann problem, its mean)."

@@ -17,6 +17,7 @@ from ..adjoint._loops import vary_together, while_loop
 from ..adjoint._tolerance import resolve_tolerance
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 from ._preconditioner import as_preconditioner
+from ._structured import Structured
 
 # Cycles that gain nothing, after which a solve has stalled: rounding may spoil one.
 _IDLE = 2
@@ -61,6 +62,16 @@ class AbstractKrylov(AbstractLinearMethod):
         rtol = resolve_tolerance("rtol", self.rtol, 1e-8, dtype)
         atol = resolve_tolerance("atol", self.atol, 0.0, dtype, reachable=False)
         return dataclasses.replace(self, rtol=rtol, atol=atol, preconditioner=as_preconditioner(self.preconditioner))
+
+    def for_matrix(self, matrix: Any) -> Self:
+        """The method whose preconditioner knows the structure of a matrix."""
+        M = self.preconditioner
+        return dataclasses.replace(self, preconditioner=M.for_matrix(matrix)) if isinstance(M, Structured) else self
+
+    def for_function(self, f: Callable[[Any], Any], like: Any) -> Self:
+        """The method whose preconditioner knows the structure of f's Jacobian."""
+        M = self.preconditioner
+        return dataclasses.replace(self, preconditioner=M.for_function(f, like)) if isinstance(M, Structured) else self
 
     def hoisted(self, like: Any) -> Self:
         """The method with arrays that its preconditioner closes over as leaves."""

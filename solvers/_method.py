@@ -56,8 +56,12 @@ class AbstractLinearMethod(eqx.Module):
         del like
         return self
 
+    def for_iteration(self) -> Self:
+        """The method for corrections in an iteration that looks at its own residual."""
+        return self
+
     def tightened(self, rtol: Any) -> Self:
-        """The method with a relative tolerance of at most `rtol`."""
+        """The method for a derivative's solves, with a relative tolerance of at most `rtol`."""
         del rtol
         return self
 

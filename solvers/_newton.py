@@ -13,42 +13,40 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint import Status, failed
 from ..adjoint._loops import vary_together, while_loop
 from ._lu import LU
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, solve_flat, status_where
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, solve_flat, status_where
 from ._user_matrix import products
 
 SMALLEST_STEP = 1e-4
 SUFFICIENT_DECREASE = 1e-4
 _CONTRACTION = 0.2
 _NOISE = 10
+_FORESEEN = 0.1  # the rate of the last two steps from which the error is foreseen
 Flat = Callable[[Any], Any]
 
 
 class _State(NamedTuple):
-    u: Inexact[Array, " N"]  # the last point that was accepted
-    norm: Float[Array, ""]  # of the residual there
-    d: Inexact[Array, " N"]  # the next point to look at is u + λ d
-    step: Float[Array, ""]  # λ
+    u: Inexact[Array, " N"]
+    F: Inexact[Array, " N"]
     correction: Float[Array, ""]
     iterations: Int[Array, ""]
     status: Status
-    running: Array
 
 
 class Newton(AbstractRootMethod):
     """Newton's method with a backtracking line search: the first choice for F(u) = 0.
 
     Each iteration solves F_u d = -F and moves u ← u + λ d, with λ halved from 1 until ‖F‖₂ decreases
-    sufficiently. Converged means that the correction is below the weights,
-    max |dᵢ| / (`atol` + `rtol` |uᵢ|) ≤ 1, and that the residual, evaluated at the point that is returned, fell with
-    it by a factor of five or is at its rounding noise. So a stationary point, a pole, a jump or a double root (where
-    no derivative exists) is never a success.
+    sufficiently. Converged means that the correction, or the error that the rate of the last two foretells, is below
+    the weights, max |dᵢ| / (`atol` + `rtol` |uᵢ|) ≤ 1, and that the residual, evaluated at the point that is returned,
+    fell with it by a factor of five or is at its rounding noise. So a stationary point, a pole, a jump or a double
+    root (where no derivative exists) is never a success.
 
     Parameters
     ----------
     rtol, atol
         Tolerances on the correction: relative (dimensionless) and absolute (in the units of u). By default 1e-10
         and 1e-12, in float32 1e-5 and 1e-6. The last correction is applied, so that the error of the value
-        returned is of the order of its square.
+        returned is smaller still.
     max_iters
         Limit on the number of iterations.
     linear
@@ -68,7 +66,8 @@ class Newton(AbstractRootMethod):
     ----------
     Kelley, *Solving Nonlinear Equations with Newton's Method*, SIAM 2003, Section 1.6,
     doi:10.1137/1.9780898718898. Deuflhard, *Newton Methods for Nonlinear Problems*, Springer 2011, Section 2.1,
-    doi:10.1007/978-3-642-23899-4, for convergence in the correction.
+    doi:10.1007/978-3-642-23899-4, for convergence in the correction. Hairer and Wanner, *Solving Ordinary Differential
+    Equations II*, 2nd ed., eq. (IV.8.10), doi:10.1007/978-3-642-05221-7, for the error that is foretold.
 
     Examples
     --------
@@ -91,66 +90,77 @@ class Newton(AbstractRootMethod):
         def F(u: jax.Array) -> jax.Array:
             return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
 
-        method = self.resolve(u.dtype)
-
-        def linearise(u: jax.Array) -> tuple[Any, Any]:
+        def jacobian(u: jax.Array) -> Callable[[Any], Any]:
             given = self.jacobian
-            return jax.linearize(F, u) if given is None else (F(u), products(given, u, params))
+            return jax.linearize(F, u)[1] if given is None else products(given, u, params)
 
-        one, zero = jnp.ones((), u.real.dtype), jnp.zeros((), jnp.int32)
-        infinite = jnp.inf * one
-        start = _State(u, infinite, jnp.zeros_like(u), one, infinite, zero, Status.max_iterations, jnp.array(True))
-        # The pass after the last iteration looks at the point that it reached.
-        end = while_loop(lambda s: s.running, lambda s: _pass(method, linearise, s, unravel), start)
-        noisy = (end.status == Status.stalled) & (end.correction <= 1) & at_noise(F, end.u, end.norm)
-        stats = {"iterations": end.iterations, "residual": end.norm, "correction": end.correction}
-        return Outcome(unravel(end.u), Status.where(noisy, Status.converged, end.status), stats)
+        method, value = self.resolve(u.dtype), F(u)
+        infinite, zero = jnp.full((), jnp.inf, u.real.dtype), jnp.zeros((), jnp.int32)
+        end = while_loop(
+            lambda s: (s.status == Status.max_iterations) & (s.iterations < self.max_iters),
+            lambda s: _iteration(method, F, (jacobian, unravel), s),
+            _State(u, value, infinite, zero, Status.max_iterations),
+        )
+        norm = jnp.linalg.norm(end.F)
+        status = noise_excused(F, end.u, norm, end.correction, end.status)
+        stats = {"iterations": end.iterations, "residual": norm, "correction": end.correction}
+        return Outcome(unravel(end.u), status, stats)
 
 
-def _pass(method: Newton, linearise: Callable[[Any], Any], s: _State, unravel: Callable[[Any], Any]) -> _State:
-    """Look at u + λ d; go on from there, or halve λ."""
-    u = s.u + s.step * s.d
-    F, jacobian = linearise(u)
-    norm = jnp.linalg.norm(F)
-    first, close = jnp.isinf(s.correction), s.correction <= 1
-    descends = first | (norm <= (1 - SUFFICIENT_DECREASE * s.step) * s.norm)  # Kelley's eq. 1.21
-    done = close & ~first & (norm <= _CONTRACTION * s.norm)
-    out_of_iterations = s.iterations >= method.max_iters
-    moves = descends & ~done & ~out_of_iterations
-
-    def forward() -> tuple[Any, ...]:
-        outcome = solve_flat(method.linear, jacobian, -F, unravel)
-        status = status_where([(~all_finite(F), Status.nonfinite)], outcome.status)
-        return vary_together((outcome.value, status, s.d, F))[:2]
-
-    def stay() -> tuple[Any, ...]:
-        return vary_together((s.d, Status.converged, F))[:2]
-
-    d, solved = lax.cond(moves, forward, stay)
-    correction = jnp.where(moves, method.weighted(d, u), s.correction)
-    halved = s.step / 2
-    stuck = ~descends & (close | (halved < SMALLEST_STEP))
+def _iteration(method: Newton, F: Flat, system: tuple[Any, Any], s: _State) -> _State:
+    jacobian, unravel = system
+    outcome = solve_flat(method.linear.for_iteration(), jacobian(s.u), -s.F, unravel)
+    d = outcome.value
+    correction = method.weighted(d, s.u)
+    close = correction <= 1
+    old = jnp.linalg.norm(s.F)
+    u, value, norm, descended = line_search(F, s.u, old, d, close)
+    # Steps that shrink by θ leave an error of θ/(1 - θ) of the last one, and less where they shrink ever faster.
+    theta = correction / s.correction
+    foreseen = jnp.isfinite(s.correction) & (theta <= _FORESEEN) & (theta * correction <= 1 - theta)
+    done = (close | foreseen) & (norm <= _CONTRACTION * old)
+    twice = close & (s.correction <= 1)
     status = status_where(
         [
+            (~jnp.isfinite(old), Status.nonfinite),
+            (failed(outcome.status), outcome.status),
             (done, Status.converged),
-            (moves & failed(solved), solved),
-            (stuck & ~jnp.isfinite(norm), Status.nonfinite),
-            (stuck, Status.stalled),
+            (~descended & ~jnp.isfinite(norm), Status.nonfinite),
+            (~descended | twice, Status.stalled),
         ],
         Status.max_iterations,
     )
-    arrived = descends | done
-    running = (status == Status.max_iterations) & ~(arrived & out_of_iterations)
-    return _State(
-        u=jnp.where(arrived, u, s.u),
-        norm=jnp.where(arrived, norm, s.norm),
-        d=d,
-        step=jnp.where(arrived, 1, halved),
-        correction=correction,
-        iterations=s.iterations + (moves & ~failed(solved)),
-        status=status,
-        running=running,
-    )
+    moved = (status == Status.max_iterations) | (status == Status.converged)  # a failure leaves the last good point
+    u, value = jnp.where(moved, u, s.u), jnp.where(moved, value, s.F)
+    return _State(u, value, correction, s.iterations + 1, status)
+
+
+def line_search(F: Flat, u: Any, norm: Any, d: Any, close: Any) -> tuple[Any, Any, Any, Any]:
+    """Halve λ until ‖F(u + λ d)‖ ≤ (1 - c λ) ‖F(u)‖ (Kelley's eq. 1.21), or take the full step where it is `close`.
+
+    Return the point, its residual and norm, and whether that is less.
+    """
+
+    def descends(step: jax.Array, value: jax.Array) -> jax.Array:
+        return jnp.linalg.norm(value) <= (1 - SUFFICIENT_DECREASE * step) * norm
+
+    def continues(c: tuple[Any, ...]) -> jax.Array:
+        return ~(close | descends(c[0], c[2])) & (c[0] > SMALLEST_STEP)
+
+    def at(step: Any) -> tuple[Any, ...]:
+        # No norm among what is carried: under vmap the compiler would evaluate F once more for it.
+        return step, u + step * d, F(u + step * d)
+
+    step, u, value = while_loop(continues, lambda c: at(c[0] / 2), at(jnp.ones_like(norm)))
+    return u, value, jnp.linalg.norm(value), descends(step, value)
+
+
+def noise_excused(F: Flat, u: Any, norm: Any, correction: Any, status: Status) -> Status:
+    """Converged where an iteration stopped, with a small correction, since ‖F‖ is at its rounding noise."""
+    doubtful = (status == Status.stalled) & (correction <= 1)
+    no = vary_together((doubtful, u))[0]
+    noisy = lax.cond(doubtful, lambda: vary_together((at_noise(F, u, norm), u))[0], lambda: no)
+    return Status.where(doubtful & noisy, Status.converged, status)
 
 
 def at_noise(F: Flat, u: Any, norm: Any) -> jax.Array:

@@ -15,7 +15,7 @@ from ..adjoint._loops import while_loop
 from ._gmres import GMRES
 from ._krylov import AbstractKrylov
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, solve_flat, status_where
-from ._newton import SMALLEST_STEP, SUFFICIENT_DECREASE, at_noise
+from ._newton import line_search, noise_excused
 
 _GAMMA = 0.9
 _LARGEST_FORCING = 0.9
@@ -102,14 +102,14 @@ class NewtonKrylov(AbstractRootMethod):
             lambda s: _iteration(method, F, s, unravel),
             start,
         )
-        noisy = (end.status == Status.stalled) & (end.correction <= 1) & at_noise(F, end.u, end.norm)
+        status = noise_excused(F, end.u, end.norm, end.correction, end.status)
         stats = {
             "iterations": end.iterations,
             "residual": end.norm,
             "correction": end.correction,
             "linear_iterations": end.linear_iterations,
         }
-        return Outcome(unravel(end.u), Status.where(noisy, Status.converged, end.status), stats)
+        return Outcome(unravel(end.u), status, stats)
 
 
 def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State, unravel: Callable[[Any], Any]) -> _State:
@@ -121,7 +121,7 @@ def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State, unravel
     useful = ~failed(outcome.status) | (reached < _LARGEST_FORCING)
     correction = method.weighted(d, s.u)
     close = (correction <= 1) & (reached <= _TRUSTED_FORCING)
-    u, norm, descended = _line_search(F, s, d, close)
+    u, _, norm, descended = line_search(F, s.u, s.norm, d, close)
     done = close & (norm <= _CONTRACTION * s.norm)
     status = status_where(
         [
@@ -154,21 +154,3 @@ def _next_forcing(s: _State, norm: jax.Array, correction: jax.Array) -> jax.Arra
     enough = 0.5 / jnp.maximum(correction * ratio, 1)
     forcing = jnp.maximum(forcing, jnp.minimum(enough, _TRUSTED_FORCING))
     return jnp.where(correction <= 1, _TRUSTED_FORCING, jnp.minimum(forcing, _LARGEST_FORCING))
-
-
-def _line_search(F: Callable[..., Any], s: _State, d: jax.Array, close: jax.Array) -> tuple[Any, Any, Any]:
-    """Halve λ until ‖F(u + λ d)‖ ≤ (1 - c λ) ‖F(u)‖."""
-
-    def descends(step: jax.Array, norm: jax.Array) -> jax.Array:
-        return norm <= (1 - SUFFICIENT_DECREASE * step) * s.norm
-
-    def continues(c: tuple[Any, Any, Any]) -> jax.Array:
-        return ~(close | descends(c[0], c[2])) & (c[0] > SMALLEST_STEP)
-
-    def halve(c: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        u = s.u + c[0] / 2 * d
-        return c[0] / 2, u, jnp.linalg.norm(F(u))
-
-    u = s.u + d
-    step, u, norm = while_loop(continues, halve, (jnp.ones((), s.norm.dtype), u, jnp.linalg.norm(F(u))))
-    return u, norm, descends(step, norm)
