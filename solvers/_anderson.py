@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint._loops import while_loop
 from ._gmres import GMRES
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite
-from ._picard import error_factor, fixed_point_outcome
+from ._picard import error_factor, fixed_point_outcome, idle
 
 
 class _State(NamedTuple):
@@ -85,12 +85,12 @@ class Anderson(AbstractRootMethod):
             return method.weighted(self.damping * s.F, s.u) * error_factor(s.rate)
 
         def continues(s: _State) -> jax.Array:
-            return (error(s) > 1) & all_finite(s.F) & (s.iterations < self.max_iters)
+            return (error(s) > 1) & ~idle(method, s) & all_finite(s.F) & (s.iterations < self.max_iters)
 
         memory = jnp.zeros((min(self.memory, max(u.size, 1)), u.size), u.dtype)
         start = _State(u, F(u), memory, memory, jnp.ones((), u.real.dtype), jnp.zeros((), jnp.int32))
         end = while_loop(continues, lambda s: _accelerated(F, s, self.damping), start)
-        return fixed_point_outcome(unravel(end.u), end.F, error(end), end.iterations)
+        return fixed_point_outcome(F, end, error(end), idle(method, end), unravel)
 
 
 def _accelerated(F: Callable[[Any], Any], s: _State, damping: Any) -> _State:

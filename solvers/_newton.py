@@ -19,6 +19,7 @@ from ._user_matrix import products
 SMALLEST_STEP = 1e-4
 SUFFICIENT_DECREASE = 1e-4
 _CONTRACTION = 0.2
+_IDLE = 0.5  # a second small correction that leaves more of the residual has come to its noise
 _NOISE = 10
 _FORESEEN = 0.1  # the rate of the last two steps from which the error is foreseen
 Flat = Callable[[Any], Any]
@@ -119,7 +120,7 @@ def _iteration(method: Newton, F: Flat, system: tuple[Any, Any], s: _State) -> _
     theta = correction / s.correction
     foreseen = jnp.isfinite(s.correction) & (theta <= _FORESEEN) & (theta * correction <= 1 - theta)
     done = (close | foreseen) & (norm <= _CONTRACTION * old)
-    twice = close & (s.correction <= 1)
+    twice = close & (s.correction <= 1) & (norm > _IDLE * old)
     status = status_where(
         [
             (~jnp.isfinite(old), Status.nonfinite),

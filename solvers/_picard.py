@@ -13,6 +13,7 @@ from ..adjoint import Status
 from ..adjoint._loops import while_loop
 from ._gmres import GMRES
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
+from ._newton import noise_excused
 
 _LARGEST_RATE = 1 - 1e-6
 
@@ -76,7 +77,7 @@ class Picard(AbstractRootMethod):
             return method.weighted(self.damping * s.F, s.u) * error_factor(s.rate)
 
         def continues(s: _State) -> jax.Array:
-            return (error(s) > 1) & all_finite(s.F) & (s.iterations < self.max_iters)
+            return (error(s) > 1) & ~idle(method, s) & all_finite(s.F) & (s.iterations < self.max_iters)
 
         def body(s: _State) -> _State:
             u = s.u + self.damping * s.F
@@ -86,7 +87,7 @@ class Picard(AbstractRootMethod):
 
         start = _State(u, F(u), jnp.full((), _LARGEST_RATE, u.real.dtype), jnp.zeros((), jnp.int32))
         end = while_loop(continues, body, start)
-        return fixed_point_outcome(unravel(end.u), end.F, error(end), end.iterations)
+        return fixed_point_outcome(F, end, error(end), idle(method, end), unravel)
 
 
 def error_factor(rate: jax.Array) -> jax.Array:
@@ -95,8 +96,18 @@ def error_factor(rate: jax.Array) -> jax.Array:
     return jnp.maximum(rate / (1 - rate), 1)
 
 
-def fixed_point_outcome(u: Any, F: jax.Array, error: jax.Array, iterations: jax.Array) -> Outcome:
-    """What an iteration reports that ended with the residual `F` and the estimated error, in units of the tolerance."""
-    status = status_where([(~all_finite(F), Status.nonfinite), (error <= 1, Status.converged)], Status.max_iterations)
-    stats = {"iterations": iterations, "residual": jnp.linalg.norm(F), "correction": error}
-    return Outcome(u, status, stats)
+def idle(method: AbstractRootMethod, s: Any) -> jax.Array:
+    """Whether the residual no longer falls, being below the tolerance: no rate tells what is still to come."""
+    return (s.rate >= 1) & (method.weighted(s.F, s.u) <= 1)
+
+
+def fixed_point_outcome(F: Any, end: Any, error: Any, idle: Any, unravel: Any) -> Outcome:
+    """What an iteration reports that ended with the estimated error, in units of the tolerance."""
+    status = status_where(
+        [(~all_finite(end.F), Status.nonfinite), (error <= 1, Status.converged), (idle, Status.stalled)],
+        Status.max_iterations,
+    )
+    norm = jnp.linalg.norm(end.F)
+    status = noise_excused(F, end.u, norm, jnp.zeros_like(norm), status)
+    stats = {"iterations": end.iterations, "residual": norm, "correction": error}
+    return Outcome(unravel(end.u), status, stats)

@@ -28,6 +28,7 @@ class _State(NamedTuple):
     radius: Float[Array, ""]
     correction: Float[Array, ""]
     contraction: Float[Array, ""]  # by which the residual fell last
+    before: Float[Array, ""]  # and in the step before, since the last one may end in rounding noise
     iterations: Int[Array, ""]
     status: Status
 
@@ -81,7 +82,9 @@ class TrustRegion(AbstractRootMethod):
         method = self.resolve(u.dtype)
         one, size = jnp.ones((), u.dtype), jnp.linalg.norm(u)
         radius = _FIRST_RADIUS * jnp.where(size > 0, size, 1)
-        start = _State(u, jnp.linalg.norm(F(u)), radius, jnp.inf * one, 0 * one, jnp.int32(0), Status.max_iterations)
+        start = _State(
+            u, jnp.linalg.norm(F(u)), radius, jnp.inf * one, 0 * one, 0 * one, jnp.int32(0), Status.max_iterations
+        )
         end = while_loop(
             lambda s: (s.status == Status.max_iterations) & (s.iterations < self.max_iters),
             lambda s: _step(method, F, s),
@@ -90,7 +93,8 @@ class TrustRegion(AbstractRootMethod):
         noisy = (end.status == Status.stalled) & at_noise(F, end.u, end.norm)
         status = Status.where(noisy, Status.converged, end.status)
         stats = {"iterations": end.iterations, "residual": end.norm, "correction": end.correction}
-        return Outcome(unravel(end.u), status, stats, end.contraction <= _CONTRACTION)
+        regular = jnp.minimum(end.contraction, end.before) <= _CONTRACTION
+        return Outcome(unravel(end.u), status, stats, regular)
 
 
 def _step(method: TrustRegion, F: Callable[[Any], Any], s: _State) -> _State:
@@ -125,6 +129,7 @@ def _step(method: TrustRegion, F: Callable[[Any], Any], s: _State) -> _State:
         radius=radius,
         correction=correction,
         contraction=jnp.where(moves, safe_quotient(norm, s.norm), s.contraction),
+        before=jnp.where(moves, s.contraction, s.before),
         iterations=s.iterations + 1,
         status=status,
     )

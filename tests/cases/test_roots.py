@@ -30,6 +30,22 @@ def test_s37_one_equation_already_solved() -> None:
         jax.grad(lambda p: root(residual, jnp.array([2.0, 2.0]), p, throw=False).value[1])(2.0)
 
 
+@pytest.mark.parametrize("guess", [(2.0, 2.0), (2.0, 3.0)], ids=["one equation solved", "generic"])
+def test_s37_a_double_root_is_found_and_has_no_derivative(guess: tuple[float, float]) -> None:
+    """Assert that the trust region converges to the double root, and that its derivative is an error, or NaN."""
+
+    def root(p: Any) -> Any:
+        f = lambda y, p: jnp.stack([(y[0] - 1) ** 2, (y[1] - p) ** 2])
+        return solvers.root_find(f, jnp.array(guess), p, solvers.TrustRegion())
+
+    solution = root(2.0)
+    assert solution.status == adjoint.Status.converged
+    assert np.allclose(solution.value, (1.0, 2.0), rtol=0, atol=1e-9)
+    with pytest.raises(adjoint.SolveError, match="no finite derivative exists"):
+        jax.grad(lambda p: root(p).value[1])(2.0)
+    assert np.isnan(jax.jit(jax.grad(lambda p: root(p).value[1]))(2.0))
+
+
 def test_s38_start_on_the_root() -> None:
     """Assert convergence in at most one iteration, with first and second derivatives."""
 
@@ -55,11 +71,37 @@ def test_s39_stationary_start_is_never_a_success(shift: float, offset: float, st
         assert solution.status == adjoint.Status.singular
 
 
-def test_s41_second_derivatives() -> None:
-    """Assert first and second derivatives of an implicit function, in every order of the modes."""
+@pytest.mark.parametrize(("shift", "start"), [(1.0, 1.0), (1.6668, 1.66703)], ids=["stationary", "nearly"])
+def test_s39_the_trust_region_stalls_or_finds_a_root(shift: float, start: float) -> None:
+    """Assert that the dogleg leaves a point that is nearly stationary, and tells one that is."""
+    offset = 1.0 if shift == 1.0 else 2.0
+    f = lambda x, _: (x - shift) ** 2 - offset
+    solution = solvers.root_find(f, start, None, solvers.TrustRegion(), throw=False)
+    if start == shift:
+        assert solution.status == adjoint.Status.stalled
+    else:
+        assert abs(abs(float(solution.value) - shift) - 1.4142135623731) < 1e-12
+
+
+def test_s40_a_root_at_the_midpoint() -> None:
+    """Assert that a zero residual ends the search at once, at the root."""
+    method = lambda upper: solvers.Chandrupatla(0.0, upper)
+    solution = solvers.root_find(lambda x, p: x - p, 0.9, 0.5, method(1.0))
+    assert float(solution.value) == 0.5
+    assert int(solution.stats["iterations"]) == 1
+    x0 = jnp.linspace(0.4, 0.6, 11)
+    found = jax.vmap(lambda p: solvers.root_find(lambda x, p: x - p, 0.0, p, method(2 * p)))(x0)
+    assert np.array_equal(found.value, x0)
+    assert np.array_equal(found.stats["residual"], np.zeros(11))
+
+
+@pytest.mark.parametrize("method", [TIGHT, solvers.Chandrupatla(0.0, 1.0, rtol=1e-14, atol=1e-15)], ids=["N", "C"])
+def test_s41_second_derivatives(method: Any) -> None:
+    """Assert first and second derivatives of an implicit function, in every order of the modes, whatever the method."""
 
     def x(y: Any, a: Any, b: Any) -> Any:
-        return root(lambda x, p: (p[1] * x**2 + p[2] * x) / (p[1] + p[2]) - p[0], 0.5, (y, a, b)).value
+        f = lambda x, p: (p[1] * x**2 + p[2] * x) / (p[1] + p[2]) - p[0]
+        return solvers.root_find(f, 0.5, (y, a, b), method).value
 
     at = (0.5, 1.0, 2.0)
     assert float(x(*at)) == pytest.approx(0.58113883008419, abs=1e-14)
@@ -69,6 +111,32 @@ def test_s41_second_derivatives() -> None:
     for outer, inner in ((jax.grad, jax.grad), (jax.jacfwd, jax.grad), (jax.jacrev, jax.jacfwd)):
         got = outer(inner(x), argnums=(0, 1, 2))(*at)
         assert np.allclose(got, second, rtol=0, atol=1e-13)
+
+
+def test_s42_a_conserved_total() -> None:
+    """Assert that the rank loss is told, and that the declared total gives the steady state with all derivatives."""
+    p = {"k1": 0.3, "k2": 0.7, "M": 2.0}
+
+    def rates(u: Any, p: Any) -> Any:
+        flow = p["k1"] * u["a"] - p["k2"] * u["b"]
+        return {"a": -flow, "b": flow}
+
+    guess = {"a": 1.0, "b": 0.5}
+    total = lambda u, p: u["a"] + u["b"] - p["M"]
+    undeclared = solvers.root_find(rates, guess, p, throw=False)
+    assert undeclared.status == adjoint.Status.singular
+    assert "conserved=" in adjoint.sentence(undeclared.status)
+
+    def a(p: Any) -> Any:
+        return solvers.root_find(rates, guess, p, conserved=total).value["a"]
+
+    expected = {"k1": -1.4, "k2": 0.6, "M": 0.7}
+    assert float(a(p)) == pytest.approx(1.4, abs=1e-14)
+    for gradient in (jax.grad(a), jax.jacfwd(a)):
+        assert {k: float(v) for k, v in gradient(p).items()} == pytest.approx(expected, abs=1e-14)
+    growth = lambda u, p: {"a": u["a"] - 1, "b": u["b"] - 2}
+    wrong = solvers.root_find(growth, guess, p, conserved=total, throw=False)
+    assert wrong.status == adjoint.Status.unconserved
 
 
 def test_s43_captured_parameter_and_integer_by_product() -> None:
