@@ -6,8 +6,11 @@ statuses, the compilation of calls, and gradient checks. Solvers and loops are h
 
 from ._check import GradientReport as GradientReport
 from ._check import check_gradient as check_gradient
+from ._external import node as node
 from ._node import linear_node as linear_node
 from ._root import implicit_root as implicit_root
+from ._rule_check import ArgumentCheck as ArgumentCheck
+from ._rule_check import RuleReport as RuleReport
 from ._status import SolveError as SolveError
 from ._status import Status as Status
 from ._status import failed as failed

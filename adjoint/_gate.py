@@ -1,7 +1,8 @@
 """Gates around a solve: a derivative that turns NaN between them is an error where it can be one.
 
 An adjoint solve that misses its tolerance gives NaN. In an eager derivative its cotangents are numbers when they leave
-the solve, and can be looked at: NaN where none came in is raised as `SolveError`. Inside jit and under vmap they stay.
+the solve, and can be looked at: NaN where none came in is raised as `SolveError`. Inside jit, and where the solve
+itself is under vmap, they stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class Gates:
         finite = bool(jnp.all(jnp.isfinite(x)))
         if entering:
             self._entered[side, place] = finite
-        elif not finite and all(self._entered.values()):
+        elif not finite and self._entered and all(self._entered.values()):
             message = (
                 f"{self._what}: a derivative came out of the solve that is not a number, though none went in. The "
                 "linear solve of the derivative missed its tolerance, or no finite derivative exists there. "
@@ -90,8 +91,8 @@ def _transpose(ct: Any, x: Any, *, gates: Gates, side: str, place: int, transpos
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    del params
-    return args[0], dims[0]
+    # A Jacobian by rows, whose cotangents are numbers with a batch axis, is looked at as a whole.
+    return gate_p.bind(args[0], **params), dims[0]
 
 
 gate_p.def_impl(_impl)

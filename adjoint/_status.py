@@ -23,9 +23,9 @@ class Status(eqx.Enumeration):
         "`max_iters`, or loosen `rtol`/`atol`."
     )
     singular = (
-        "The Jacobian (or matrix) is singular at the point reached: no step can be computed and no derivative "
-        "exists there. Check for unknowns that no equation determines (declare the totals of a closed network by "
-        "`conserved=`), start away from stationary points, or use `TrustRegion()`."
+        "The Jacobian (or matrix) is singular at the point reached, to the digits of the dtype: no step can be found "
+        "and no derivative exists there. Check for unknowns that no equation determines (declare the totals of a "
+        "closed network by `conserved=`), start away from stationary points, or use `TrustRegion()`."
     )
     nonfinite = (
         "A value became infinite or NaN. Look for a division by zero, a root or logarithm of a negative number, "
@@ -40,7 +40,7 @@ class Status(eqx.Enumeration):
         "nonlinear equations, or check that `v -> A v` does not clip, square or branch on v."
     )
     indefinite = (
-        "Conjugate gradients met a direction of non-positive curvature: the operator is not symmetric positive "
+        "A direction of non-positive curvature was met: the operator is not symmetric positive "
         "definite (or the preconditioner is not). Use `MINRES()`, `GMRES()` or `LU()`, or check the sign."
     )
     unsymmetric = (

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Inexact
 
 from ..adjoint import Status
-from ._dense import backward_stable
+from ._dense import backward_stable, equaliser, generic_signs, resolves
 from ._host import on_host
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
@@ -22,7 +22,8 @@ class Banded(AbstractLinearMethod):
     """Gaussian elimination with partial pivoting inside a band: for one-dimensional problems of any size.
 
     The bands are found by `lower` + `upper` + 1 products with the operator, whatever the number of unknowns; LAPACK
-    solves on the host. An operator with entries outside the band is told by the residual (`Status.unbanded`).
+    solves on the host, after scaling of rows and columns. An operator with entries outside the band is told by the
+    residual (`Status.unbanded`), one that the dtype cannot tell from a singular one by the size of its inverse.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class Banded(AbstractLinearMethod):
 
 
 def solve_bands(matvec: Callable[[Any], Any], b: Any, reach: tuple[int, int], solve: Callable[..., Any]) -> Outcome:
-    """Find the bands of an operator, solve by `solve(bands, b)`, refine once, and check the true residual."""
+    """Find the bands of an operator, solve by `solve(bands, columns)`, refine once, and check the true residual."""
     flat, unravel = ravel_pytree(b)
     if flat.size == 0:
         return Outcome(b, Status.converged, {})
@@ -82,17 +83,23 @@ def solve_bands(matvec: Callable[[Any], Any], b: Any, reach: tuple[int, int], so
     def A(v: jax.Array) -> jax.Array:
         return ravel_pytree(matvec(unravel(v)))[0].astype(flat.dtype)
 
+    # Rows and columns are scaled, so that badly scaled equations are not mistaken for singular ones.
     bands = bands_of(A, flat, *reach)
-    x = solve(bands, flat)
-    x = x + solve(bands, flat - A(x))
-    norm = jnp.max(jnp.sum(jnp.abs(bands), axis=0))
-    r = flat - A(x)
-    inside = backward_stable(flat - _product(bands, x, *reach), norm, x, flat)
+    row = equaliser(bands, 0)
+    col = equaliser(_by_column(row * bands, *reach), 0)
+    scaled, rhs = row * bands * _neighbours(col, *reach), row * flat
+    # A generic second right-hand side probes the size of the inverse.
+    y, inverse = solve(scaled, jnp.stack([rhs, generic_signs(flat.size, flat.dtype)], axis=1)).T
+    # Refined on the bands, not on A: entries outside them would otherwise look like a singular matrix.
+    y = y + solve(scaled, (rhs - _product(scaled, y, *reach))[:, None])[:, 0]
+    x, norm = col * y, jnp.max(jnp.sum(jnp.abs(scaled), axis=0))
+    regular = backward_stable(rhs - _product(scaled, y, *reach), norm, y, rhs) & resolves(norm, inverse)
     status = status_where(
         [
             (~(all_finite(bands.ravel()) & all_finite(flat)), Status.nonfinite),
-            (~(all_finite(x) & inside), Status.singular),
-            (~backward_stable(r, norm, x, flat), Status.unbanded),
+            (~(all_finite(y) & regular), Status.singular),
+            (~all_finite(x), Status.nonfinite),
+            (~backward_stable(rhs - row * A(x), norm, y, rhs), Status.unbanded),
         ],
         Status.converged,
     )
@@ -113,14 +120,25 @@ def bands_of(A: Callable[[Any], Any], like: Any, lower: int, upper: int) -> Inex
     return jnp.where((column >= 0) & (column < like.size), entries, 0)
 
 
-def _product(bands: Any, x: Any, lower: int, upper: int) -> Any:
+def _neighbours(x: Any, lower: int, upper: int) -> Any:
+    """Rows of x[i + k], k = -lower, ..., upper, zero outside."""
     padded = jnp.pad(x, (lower, upper))
-    return sum(band * padded[k : k + x.size] for k, band in enumerate(bands))
+    return jnp.stack([padded[k : k + x.size] for k in range(lower + upper + 1)])
+
+
+def _by_column(bands: Any, lower: int, upper: int) -> Any:
+    """The same entries, with A[j - k, j] in column j."""
+    shifted = [jnp.pad(band, (upper, lower))[lower + upper - k :] for k, band in enumerate(bands)]
+    return jnp.stack([each[: bands.shape[1]] for each in shifted])
+
+
+def _product(bands: Any, x: Any, lower: int, upper: int) -> Any:
+    return jnp.sum(bands * _neighbours(x, lower, upper), axis=0)
 
 
 def _solve_banded(bands: np.ndarray, b: np.ndarray, *, lower: int, upper: int) -> np.ndarray:
-    """LAPACK's solution; NaN for a singular matrix."""
-    n = b.size
+    """LAPACK's solutions for the columns of b; NaN for a singular matrix."""
+    n = len(b)
     columns = np.zeros((lower + upper + 1, n), bands.dtype)
     for row, offset in enumerate(range(upper, -lower - 1, -1)):  # LAPACK keeps A[i, j] at [upper + i - j, j]
         band = bands[offset + lower]

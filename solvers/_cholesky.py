@@ -8,17 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..adjoint import Status
-from ._dense import as_real, backward_stable, largest, real_matrix
+from ._dense import as_real, backward_stable, generic_signs, largest, real_matrix, resolves
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 
 class Cholesky(AbstractLinearMethod):
     """Cholesky decomposition: for symmetric (Hermitian) positive definite systems of up to a few thousand unknowns.
 
-    Half the work of `LU`, and it tells a matrix that is not positive definite (`Status.indefinite`) or not symmetric
-    (`Status.unsymmetric`). An operator given as a function is evaluated once per unknown to build its matrix.
-    Symmetric diagonal scaling comes first; one step of iterative refinement follows. Complex systems are solved as real
-    ones of twice the size.
+    Half the work of `LU`, and it tells a matrix that is not positive definite (`Status.indefinite`), not symmetric
+    (`Status.unsymmetric`), or to the digits of the dtype singular (`Status.singular`). An operator given as a function
+    is evaluated once per unknown to build its matrix. Symmetric diagonal scaling comes first; one step of iterative
+    refinement follows. Complex systems are solved as real ones of twice the size.
 
     Source: Golub and Van Loan, *Matrix Computations*, 4th ed., Algorithm 4.2.1.
 
@@ -53,8 +53,10 @@ def _solve_dense(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[A
     scaled = A * scale[:, None] * scale[None, :]
     rhs = scale * b
     factor = jax.scipy.linalg.cho_factor(scaled, lower=True)
-    y = jax.scipy.linalg.cho_solve(factor, rhs)
+    # A generic second right-hand side probes the size of the inverse.
+    y, inverse = jax.scipy.linalg.cho_solve(factor, jnp.stack([rhs, generic_signs(b.size, b.dtype)], axis=1)).T
     y = y + jax.scipy.linalg.cho_solve(factor, rhs - scaled @ y)
+    x = scale * y
     asymmetry = largest((scaled - scaled.T).ravel())
     definite = all_finite(jnp.diagonal(factor[0])) & jnp.all(diagonal > 0)
     norm = jnp.max(jnp.sum(jnp.abs(scaled), axis=1))
@@ -63,8 +65,9 @@ def _solve_dense(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[A
             (~(all_finite(A.ravel()) & all_finite(b)), Status.nonfinite),
             (asymmetry > jnp.finfo(b.dtype).eps ** 0.5 * largest(scaled.ravel()), Status.unsymmetric),
             (~definite, Status.indefinite),
-            (~backward_stable(rhs - scaled @ y, norm, y, rhs), Status.singular),
+            (~(backward_stable(rhs - scaled @ y, norm, y, rhs) & resolves(norm, inverse)), Status.singular),
+            (~all_finite(x), Status.nonfinite),
         ],
         Status.converged,
     )
-    return scale * y, status
+    return x, status

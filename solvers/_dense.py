@@ -42,6 +42,17 @@ def largest(v: Any) -> jax.Array:
     return jnp.max(jnp.abs(v), initial=0.0)
 
 
+def resolves(norm: Any, inverse: Any) -> jax.Array:
+    """Whether A is regular to the digits of the dtype: `inverse` is A⁻¹ applied to generic signs, `norm` that of A."""
+    return norm * largest(inverse) * jnp.finfo(inverse.dtype).eps < 1
+
+
+def equaliser(A: Any, axis: int) -> Any:
+    """Factors that bring the largest entry along an axis to 1; a row or column of zeros keeps them."""
+    size = jnp.max(jnp.abs(A), axis=axis)
+    return 1 / jnp.where(size > 0, size, 1)
+
+
 def generic_signs(size: int, dtype: Any) -> jax.Array:
     """A vector of ones and minus ones that no structure of an operator favours."""
     return jnp.where(jnp.arange(size) * 7 % 5 < 2, -1.0, 1.0).astype(dtype)

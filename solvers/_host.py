@@ -25,7 +25,7 @@ def on_host(function: Callable[..., Any], like: Any, *args: Any, **options: Any)
         flat = [a.reshape(count, *a.shape[len(lanes) :]) for a in arrays]
         found = [function(*(a[i] for a in flat), **options) for i in range(count)]
         return jax.tree.map(
-            lambda aval, *each: np.asarray(each, aval.dtype).reshape(*lanes, *aval.shape), avals, *found
+            lambda aval, *each: np.asarray(each, aval.dtype).reshape((*lanes, *aval.shape)), avals, *found
         )
 
     return jax.pure_callback(of_lanes, avals, *args, vmap_method="broadcast_all")

@@ -50,7 +50,7 @@ class AbstractKrylov(AbstractLinearMethod):
     preconditioner: Any = None
 
     symmetric: ClassVar[bool] = False  # whether the method is for symmetric (Hermitian) operators only
-    breakdown: ClassVar[Status] = Status.stalled  # what a breakdown of a cycle means
+    breakdown: ClassVar[Status] = Status.nonfinite  # what it means that a cycle broke down, or ended in no number
     progress: ClassVar[float] = 0.5  # a cycle that leaves more than this part of the residual has gained nothing
 
     @abc.abstractmethod
@@ -90,6 +90,8 @@ class AbstractKrylov(AbstractLinearMethod):
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Iterate from zero."""
         flat, unravel = ravel_pytree(b)
+        if flat.size == 0:
+            return Outcome(b, Status.converged, {"iterations": jnp.zeros((), jnp.int32), "residual": norm(flat)})
         limit = 10 * flat.size if self.max_iters is None else self.max_iters
 
         def on_flat(f: Callable[[Any], Any]) -> Flat:
@@ -104,10 +106,12 @@ class AbstractKrylov(AbstractLinearMethod):
         target = (self.atol / size) + rtol * norm(ravel_pytree(reference)[0] / size)
         end = self._iterate(A, M, flat / size, target, limit)
         missed = end.residual > target
-        unsymmetric = self._unsymmetric(A, flat, missed) if self.symmetric else jnp.array(False)
+        no, x = jnp.array(False), size * end.x
+        unsymmetric, undefined = self._faults(A, flat, missed) if self.symmetric else (no, no)
+        finite = jnp.isfinite(end.residual) & all_finite(flat) & all_finite(x)
         status = status_where(
             [
-                (~(jnp.isfinite(end.residual) & all_finite(flat)), Status.nonfinite),
+                (~finite | undefined, Status.nonfinite),
                 (~missed, Status.converged),
                 (unsymmetric, Status.unsymmetric),
                 (end.broken, self.breakdown),
@@ -116,7 +120,7 @@ class AbstractKrylov(AbstractLinearMethod):
             Status.stalled,
         )
         stats = {"iterations": end.iterations, "residual": size * end.residual}
-        return Outcome(unravel(size * end.x), status, stats)
+        return Outcome(unravel(x), status, stats)
 
     def _iterate(self, A: Flat, M: Flat | None, b: Any, target: Any, limit: int) -> _State:
         def continues(s: _State) -> jax.Array:
@@ -128,27 +132,29 @@ class AbstractKrylov(AbstractLinearMethod):
             r = b - A(x)
             residual = norm(r)
             idle = jnp.where(residual > self.progress * s.residual, s.idle + 1, 0)
-            better = ~(residual > s.residual)  # a NaN is reported, not hidden
+            broken = step.broken | ~jnp.isfinite(residual)
+            better = residual <= s.residual
             x, r, residual = (jnp.where(better, new, old) for new, old in zip((x, r, residual), s[:3], strict=True))
-            return _State(x, r, residual, s.iterations + step.iterations, idle, step.broken)
+            return _State(x, r, residual, s.iterations + step.iterations, idle, broken)
 
         zero = jnp.zeros((), jnp.int32)
         return while_loop(continues, body, _State(jnp.zeros_like(b), b, norm(b), zero, zero, jnp.array(False)))
 
     @staticmethod
-    def _unsymmetric(A: Flat, like: Any, asked: jax.Array) -> jax.Array:
-        """Whether ⟨v, A w⟩ differs from ⟨A v, w⟩ for two generic vectors; looked at only where `asked`."""
-        k = jnp.arange(like.size)
-        v = jnp.where(k * 7 % 5 < 2, -0.6, 0.9).astype(like.dtype)
-        w = jnp.where(k * 5 % 7 < 3, 0.8, -0.5).astype(like.dtype)
+    def _faults(A: Flat, like: Any, asked: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Whether ⟨v, A w⟩ differs from ⟨A v, w⟩ for two generic vectors, or is no number; seen only where `asked`."""
+        k = jnp.arange(like.size, dtype=like.real.dtype)
+        # Of many values: rows that break the symmetry in mirrored places, such as the two ends, must not cancel.
+        v, w = jnp.sin(1 + 2.1 * k).astype(like.dtype), jnp.sin(2 + 3.7 * k).astype(like.dtype)
         v, w, no, _ = vary_together((v, w, jnp.array(False), like))
 
-        def differs() -> jax.Array:
+        def look() -> tuple[jax.Array, jax.Array]:
             Av, Aw = A(v), A(w)
             size = norm(v) * norm(Aw) + norm(Av) * norm(w)
-            return jnp.abs(jnp.vdot(v, Aw) - jnp.vdot(Av, w)) > jnp.finfo(like.dtype).eps ** 0.5 * size
+            differs = jnp.abs(jnp.vdot(v, Aw) - jnp.vdot(Av, w)) > jnp.finfo(like.dtype).eps ** 0.5 * size
+            return differs, ~jnp.isfinite(size)
 
-        return lax.cond(asked, differs, lambda: no)
+        return lax.cond(asked, look, lambda: (no, no))
 
 
 def norm(v: Any) -> jax.Array:

@@ -93,20 +93,20 @@ def linear_solve(
     """
     b = as_unknowns(b)
     check_method("method", method)
+    if adjoint is not None:
+        check_method("adjoint", adjoint)
     warm = x0 is not None
     x0 = _start(x0, b) if warm else jax.tree.map(jnp.zeros_like, b)
     if not callable(operator):
-        operator = _matrix(operator, b)
-        if jnp.iscomplexobj(operator.data if isinstance(operator, BCOO) else operator):
+        operator = matrix = _matrix(operator, b)
+        if jnp.iscomplexobj(matrix.data if isinstance(matrix, BCOO) else matrix):
             b, x0 = jax.tree.map(lambda x: x.astype(jnp.result_type(x, jnp.complex64)), (b, x0))
-        method = method.for_matrix(operator)
-        adjoint = None if adjoint is None else adjoint.for_matrix(operator)
+        method = method.for_matrix(matrix)
+        adjoint = None if adjoint is None else adjoint.for_matrix(matrix.T)
     null = as_null_space(null_space, left_null_space, b)
     dtype = state_dtype(b)
     method = method.resolve(dtype)
-    if adjoint is not None:
-        check_method("adjoint", adjoint)
-        adjoint = adjoint.resolve(dtype)
+    adjoint = None if adjoint is None else adjoint.resolve(dtype)
     return run(_linear_solve, operator, (b, x0, null), (method, adjoint), example=(b,), throw=throw, warm=warm)
 
 
@@ -122,12 +122,10 @@ def _linear_solve(operator: Operator, inputs: Any, arrays: Any, *, methods: Any,
     apply: Any = operator if callable(operator) else None
     matrix: Any = None if apply else operator
 
-    def prepared(method: AbstractLinearMethod | None) -> AbstractLinearMethod | None:
-        if method is None:
-            return None
-        return (method if apply is None else method.for_function(apply, b)).hoisted(b)
-
-    data, rest = eqx.partition(tuple(map(prepared, eqx.combine(arrays, methods))), eqx.is_array)
+    method, adjoint = eqx.combine(arrays, methods)
+    method = (method if apply is None else method.for_function(apply, b)).hoisted(b)
+    adjoint = None if adjoint is None else adjoint.hoisted(b)
+    data, rest = eqx.partition((method, adjoint), eqx.is_array)
     whole = b
     if null is not None:
         null, b = with_scale(null, apply or matrix.__matmul__, b), consistent_part(null, b)
@@ -149,7 +147,7 @@ def _linear_solve(operator: Operator, inputs: Any, arrays: Any, *, methods: Any,
 
     def residual(x: Any, params: Any) -> Any:
         A, b, null = params
-        Ax = apply(x) if A is None else A @ x
+        Ax = A @ x if apply is None else apply(x)
         if jax.tree.map(jnp.shape, Ax) != jax.tree.map(jnp.shape, b):
             shapes = jax.tree.map(jnp.shape, b), jax.tree.map(jnp.shape, Ax)
             message = (

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ..adjoint import Status
 from ..adjoint._loops import vary_together
-from ._dense import as_real, backward_stable, generic_signs, largest, real_matrix
+from ._dense import as_real, backward_stable, equaliser, generic_signs, largest, real_matrix, resolves
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 _EXACT = 8  # rounding errors, for a residual that needs no refinement
@@ -71,7 +71,7 @@ def _divided(A: Float[Array, "1 1"], b: Float[Array, " 1"]) -> tuple[Float[Array
 
 
 def _solved(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array, " N"], Status]:
-    row = _scale(A, 1)
+    row = equaliser(A, 1)
     U, x = _eliminated(A * row[:, None], (row * b)[:, None])
     x = x[:, 0]
     # A pivot is measured by its column, so that the units of the unknowns do not matter.
@@ -82,8 +82,8 @@ def _solved(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array,
 
 
 def _refined(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array, " N"], Status]:
-    row = _scale(A, 1)
-    col = _scale(A * row[:, None], 0)
+    row = equaliser(A, 1)
+    col = equaliser(A * row[:, None], 0)
     scaled = A * row[:, None] * col[None, :]
     rhs = row * b
     # A generic second right-hand side probes the size of the inverse.
@@ -96,7 +96,7 @@ def _refined(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array
     y = lax.cond(exact, lambda: unrefined, lambda: unrefined + _eliminated(scaled, r[:, None])[1][:, 0])
     backward = backward_stable(rhs - scaled @ y, norm, y, rhs)
     regular = jnp.min(jnp.abs(jnp.diagonal(U))) > b.size * jnp.finfo(b.dtype).eps
-    regular &= norm * jnp.max(jnp.abs(inverse)) * jnp.finfo(b.dtype).eps < 1
+    regular &= resolves(norm, inverse)
     x = col * y
     status = status_where(
         [
@@ -119,9 +119,3 @@ def _eliminated(A: Float[Array, "N N"], b: Float[Array, "N k"]) -> tuple[Float[A
     lu, _, _ = lax.linalg.lu(jnp.concatenate([A, b], axis=1))
     U = jnp.triu(lu[:, :n])
     return U, lax.linalg.triangular_solve(U, lu[:, n:], left_side=True)
-
-
-def _scale(A: Float[Array, "N N"], axis: int) -> Float[Array, " N"]:
-    """Factors that bring the largest entry of each row (axis 1) or column (axis 0) to 1; a row of zeros keeps them."""
-    largest = jnp.max(jnp.abs(A), axis=axis)
-    return 1 / jnp.where(largest > 0, largest, 1)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Bool, Float, Inexact
 
 from ..adjoint._trace import as_unknowns
 from ._dense import generic_signs
@@ -25,12 +25,13 @@ class NullSpace(eqx.Module):
     right: Inexact[Array, "k N"]
     left: Inexact[Array, "k N"]
     alpha: Float[Array, ""] | float = 1.0
+    wrong: Bool[Array, ""] | bool = False  # whether A has other null spaces
 
     def is_inconsistent(self, b: Tree) -> jax.Array:
-        """Whether b has more than a rounding error's part in the left null space."""
+        """Whether b has more than a rounding error's part in the left null space, or A has other null spaces."""
         flat, _ = ravel_pytree(b)
         part = jnp.linalg.norm(jnp.conj(self.left) @ flat)
-        return part > jnp.finfo(flat.dtype).eps ** 0.5 * jnp.linalg.norm(flat)
+        return self.wrong | (part > jnp.finfo(flat.dtype).eps ** 0.5 * jnp.linalg.norm(flat))
 
 
 def as_null_space(right: Any, left: Any, b: Tree) -> NullSpace | None:
@@ -82,8 +83,19 @@ def regularised(null: NullSpace, x: Tree, Ax: Tree) -> Tree:
 
 
 def with_scale(null: NullSpace, apply: Any, like: Tree) -> NullSpace:
-    """α of the size of A: ‖A p‖ / ‖p‖ for a generic p, so that the conditioning does not suffer."""
+    """α of the size of A: ‖A p‖ / ‖p‖ for a generic p, so that the conditioning does not suffer.
+
+    With it goes a look at what was declared: (A + α W Zᴴ) x = b has a solution for any Z and W, which is one of A x = b
+    only if they are null spaces. Of Aᴴ W the products Wᴴ A p are seen.
+    """
     flat, unravel = ravel_pytree(like)
-    p = generic_signs(flat.size, flat.dtype)
-    size = jnp.linalg.norm(ravel_pytree(apply(unravel(p)))[0]) / jnp.linalg.norm(p)
-    return NullSpace(null.right, null.left, lax.stop_gradient(jnp.where(size > 0, size, 1)))
+
+    def product(v: jax.Array) -> jax.Array:
+        return ravel_pytree(apply(unravel(v)))[0]
+
+    p, z = generic_signs(flat.size, flat.dtype), generic_signs(len(null.right), flat.dtype) @ null.right
+    Ap, Az = lax.stop_gradient((product(p), product(z)))
+    size, small = jnp.linalg.norm(Ap) / jnp.linalg.norm(p), jnp.finfo(flat.dtype).eps ** 0.5
+    wrong = jnp.linalg.norm(Az) > small * size * jnp.linalg.norm(z)
+    wrong |= jnp.linalg.norm(jnp.conj(null.left) @ Ap) > small * jnp.linalg.norm(Ap)
+    return NullSpace(null.right, null.left, jnp.where(size > 0, size, 1), wrong)

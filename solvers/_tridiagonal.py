@@ -41,8 +41,8 @@ class Tridiagonal(AbstractLinearMethod):
         del reference
 
         def eliminate(bands: Any, rhs: Any) -> Any:
-            if rhs.size == 1:
+            if len(rhs) == 1:
                 return rhs / bands[1]
-            return lax.linalg.tridiagonal_solve(bands[0], bands[1], bands[2], rhs[:, None])[:, 0]
+            return lax.linalg.tridiagonal_solve(bands[0], bands[1], bands[2], rhs)
 
         return solve_bands(matvec, b, (1, 1), eliminate)
