@@ -25,12 +25,13 @@ format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 
 notebooks: $(STAMP)
-	$(RUN) notebooks/build.py weigh_the_planets bounded_memory
+	$(RUN) notebooks/build.py weigh_the_planets bounded_memory implicit_nodes
 
 benchmark: $(STAMP)
 	$(RUN) -m pip install --quiet --editable ".[bench]"
 	$(RUN) benchmarks/pullback.py
 	$(RUN) benchmarks/checkpointing.py
+	$(RUN) benchmarks/solvers.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'tapeless needs Python >= 3.11')"

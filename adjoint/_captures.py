@@ -158,4 +158,5 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, types.FunctionType | type):
         return (value.__module__ or "").partition(".")[0] in _FIXED
     module = type(value).__module__.partition(".")[0]
-    return module in _FIXED and type(value) is not types.SimpleNamespace
+    # Nodes and methods are ours, but the functions that they hold are the user's.
+    return module in _FIXED - {"tapeless"} and type(value) is not types.SimpleNamespace

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Counter
-from tapeless import sim, solvers
+from tapeless import adjoint, sim, solvers
 
 RATE = 0.5
 
@@ -180,3 +180,20 @@ def test_flags_are_static() -> None:
     """Assert that a boolean parameter decides in Python."""
     rate = lambda t, y, p: -y if p["decays"] else y
     assert run(rate, {"decays": True}) < 1 < run(rate, {"decays": False})
+
+
+SCALE = 2.0
+
+
+def scaled(u: Any) -> Any:
+    """Read a global."""
+    return SCALE * u
+
+
+def test_nodes_hold_what_their_functions_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that a changed global is seen through a node that a residual calls."""
+    node = adjoint.node("scaled", scaled, jvp=lambda args, out, t: SCALE * t[0], host=False)
+    root = lambda: float(solvers.root_find(lambda u, p: node(u) - p, 1.0, 6.0).value)
+    assert root() == 3.0
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert root() == 2.0

@@ -73,6 +73,19 @@ def test_weigh_the_planets(tmp_path: Path, result_of: Any) -> None:
     }
 
 
+def test_implicit_nodes(tmp_path: Path, result_of: Any) -> None:
+    """Assert that the node's program does not grow, that its error follows the tolerance, and that failures raise."""
+    result = result_of("implicit_nodes")
+    assert result["equations"]["five"] == result["equations"]["fifty"]
+    assert result["temporaries"]["node"] < 50 < result["temporaries"]["unrolled"][0]
+    assert result["gradient_error_over_tolerance"] < 1
+    assert result["adjoint_iterations"] < 15
+    assert result["gradient_check"] < 1e-6
+    assert result["unconverged_error"] > 1e-3
+    assert result["raised"] == 3
+    assert {p.name for p in tmp_path.glob("*.png")} == {"implicit_nodes_bratu.png", "implicit_nodes_cost.png"}
+
+
 def test_bounded_memory(tmp_path: Path, result_of: Any) -> None:
     """Assert that the notebook runs, with 40 steps of its own, and that memory is what it says."""
     result = result_of("bounded_memory", TAPELESS_LIVE_STEPS="40")
