@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -86,16 +87,18 @@ def _refined(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array
     col = equaliser(A * row[:, None], 0)
     scaled = A * row[:, None] * col[None, :]
     rhs = row * b
+    # The matrix is decomposed by itself: for a batch of right-hand sides, once.
+    factor = jax.scipy.linalg.lu_factor(scaled)
     # A generic second right-hand side probes the size of the inverse.
-    U, solutions = _eliminated(scaled, jnp.stack([rhs, generic_signs(b.size, b.dtype)], axis=1))
-    y, inverse = solutions.T
+    probe = generic_signs(b.size, b.dtype)
+    y, inverse = jax.scipy.linalg.lu_solve(factor, jnp.stack([rhs, probe], axis=1)).T
     norm = jnp.max(jnp.sum(jnp.abs(scaled), axis=1))
     r = rhs - scaled @ y
     exact = largest(r) <= _EXACT * jnp.finfo(b.dtype).eps * (norm * largest(y) + largest(rhs))
     unrefined, _ = vary_together((y, scaled))
-    y = lax.cond(exact, lambda: unrefined, lambda: unrefined + _eliminated(scaled, r[:, None])[1][:, 0])
+    y = lax.cond(exact, lambda: unrefined, lambda: unrefined + jax.scipy.linalg.lu_solve(factor, r))
     backward = backward_stable(rhs - scaled @ y, norm, y, rhs)
-    regular = jnp.min(jnp.abs(jnp.diagonal(U))) > b.size * jnp.finfo(b.dtype).eps
+    regular = jnp.min(jnp.abs(jnp.diagonal(factor[0]))) > b.size * jnp.finfo(b.dtype).eps
     regular &= resolves(norm, inverse)
     x = col * y
     status = status_where(
