@@ -67,7 +67,7 @@ class Captured:
         self.kept.append(value)  # kept alive, so that the identity is never reused
         wrapped = [getattr(value, name, None) for name in ("__wrapped__", "fun", "func")]
         closure = getattr(value, "__closure__", None) or () if isinstance(value, types.FunctionType) else ()
-        inner = [w for w in wrapped if callable(w)] + [c for c in map(_contents, closure) if not _is_fixed(c)]
+        inner = [w for w in wrapped if callable(w)] + [c for c in map(contents, closure) if not _is_fixed(c)]
         if not inner or id(value) in self._open:
             return id(value)
         self._open.add(id(value))
@@ -101,7 +101,7 @@ class Captured:
 
     def _function(self, fun: types.FunctionType) -> Any:
         read = [self.token(fun.__defaults__), self.token(fun.__kwdefaults__)]
-        read += [self.token(_contents(cell)) for cell in fun.__closure__ or ()]
+        read += [self.token(contents(cell)) for cell in fun.__closure__ or ()]
         names = _names(fun.__code__)
         for name in names:
             if name in fun.__globals__:
@@ -130,7 +130,7 @@ class Captured:
         return cls, tuple((k, self.token(v)) for k, v in {**attributes, **own}.items())
 
 
-def _contents(cell: Any) -> Any:
+def contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is bound later

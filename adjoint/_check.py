@@ -142,7 +142,7 @@ def check_gradient(f: Callable[..., Any], *args: Any, seed: int = 0, tolerance: 
     remainders = np.abs(plus - value - steps * reverse)
     # No difference is better than the rounding of the two values that it is made of.
     floor = eps * np.maximum(np.abs(plus), np.abs(minus)) / steps
-    best, uncertainty = _plateau(central, floor)
+    best, uncertainty = plateau(central, floor)
     size = max(abs(reverse), abs(central[best]), np.finfo(float).tiny)
     evidence = {
         "difference_error": abs(central[best] - reverse) / size,
@@ -211,7 +211,7 @@ def _size(x: Any) -> float:
     return rms if rms > 0 else 1.0
 
 
-def _plateau(central: np.ndarray, floor: np.ndarray) -> tuple[int, float]:
+def plateau(central: np.ndarray, floor: np.ndarray) -> tuple[int, float]:
     """The step at which the differences agree best with their neighbours, and how well."""
     gaps = np.abs(np.diff(central))
     disagreement = np.maximum(gaps[:-1], gaps[1:]) + floor[1:-1]

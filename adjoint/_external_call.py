@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.interpreters import ad, batching, mlir
 
+from ._captures import contents
 from ._loops import vary, varying_axes
 from ._trace import differentiable, replaced
 
@@ -222,7 +223,7 @@ def _held(function: Any) -> list[Any]:
     if isinstance(function, types.MethodType):
         return [function.__func__, *_attributes(function.__self__)]
     if isinstance(function, types.FunctionType):
-        return [function.__defaults__, function.__kwdefaults__, *map(_contents, function.__closure__ or ())]
+        return [function.__defaults__, function.__kwdefaults__, *map(contents, function.__closure__ or ())]
     return [getattr(function, "__wrapped__", None), *_attributes(function)]
 
 
@@ -235,10 +236,3 @@ def _leaves(x: Any) -> list[Any]:
         return jax.tree.leaves(x)
     except (TypeError, ValueError):  # a dictionary whose keys have no order
         return []
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound later
-        return None

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._check import _plateau
+from ._check import plateau
 from ._trace import as_unknowns, differentiable, replaced
 
 Function = Callable[..., Any]
@@ -128,7 +128,7 @@ class _Line:
         plus, minus = (np.array([self._along(sign * h) for h in steps]) for sign in (1, -1))
         terms = np.max(np.abs([plus[:, 1], minus[:, 1]]), axis=0)
         central = (plus[:, 0] - minus[:, 0]) / (2 * steps)
-        best, uncertainty = _plateau(central, self.eps * terms / steps)
+        best, uncertainty = plateau(central, self.eps * terms / steps)
         return float(central[best]), uncertainty, max(self.eps**0.6 * terms[-1], np.finfo(float).tiny)
 
     def _along(self, h: float) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import asdex
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -38,6 +37,13 @@ _MIXING = (*_MIXING, "cholesky", "svd", "eig", "triangular", "pure_callback", "c
 _AT_ONCE = 2**23  # numbers in the products that are found at the same time
 _FOUND: OrderedDict[Any, tuple["Pattern", Any]] = OrderedDict()
 _LOCK = threading.Lock()
+
+
+def _asdex() -> Any:
+    """The package that detects and colours, with its compiler behind it: loaded when it is needed first."""
+    import asdex
+
+    return asdex
 
 
 class Pattern:
@@ -66,6 +72,7 @@ class Pattern:
     @functools.cached_property
     def colours(self) -> np.ndarray:
         """A colour of each column; columns of one colour share no row."""
+        asdex = _asdex()
         found = asdex.SparsityPattern.from_coo(self.rows, self.cols, (self.size, self.size))
         return np.maximum(np.asarray(asdex.color_cols(found)[0], np.int32), 0)
 
@@ -201,7 +208,7 @@ def _detected(closed: jex.ClosedJaxpr, structure: dict[int, np.ndarray], size: i
         with jax.ensure_compile_time_eval():
             if size >= _DENSE_FROM and _may_mix(closed.jaxpr):
                 _refuse_dense(f, unknowns, numbers, size)
-            found = asdex.jacobian_sparsity(f, unknowns, numbers, argnums=0)
+            found = _asdex().jacobian_sparsity(f, unknowns, numbers, argnums=0)
     except _DenseError:
         raise
     except Exception as error:
@@ -231,7 +238,7 @@ def _refuse_dense(f: Callable[..., Any], unknowns: list[Any], numbers: list[Any]
         return f(moved, numbers)
 
     few = [np.zeros(i.size, u.dtype) for u, i in zip(unknowns, places, strict=True)]
-    in_column = asdex.jacobian_sparsity(of_few, few, unknowns, numbers, argnums=0).nnz / _SAMPLE
+    in_column = _asdex().jacobian_sparsity(of_few, few, unknowns, numbers, argnums=0).nnz / _SAMPLE
     if in_column > size / 4 or in_column * size > _LARGEST:
         message = (
             f"The Jacobian looks dense: about {in_column:.0f} of the {size} entries in each column may be nonzero. If "

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 
-from ..adjoint._bytes import as_bytes
 from ._memory import StepBytes
 from .schedules import binomial, multistage, store_all
 
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 BOOKKEEPING = 16  # bytes beside a snapshot: which state it is, and where
 WORKING_STATES = 4  # the state, its cotangent, and the copies that a loop makes of them
 
@@ -41,7 +43,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Read the unit; refuse what is no budget."""
-        object.__setattr__(self, "size", as_bytes("size", self.size))
+        object.__setattr__(self, "size", _parsed(self.size))
         if isinstance(self.lanes, bool) or not isinstance(self.lanes, int) or self.lanes < 1:
             message = f"`lanes` must be an integer of at least 1, got {self.lanes!r}."
             raise ValueError(message)
@@ -52,6 +54,21 @@ class Budget:
     def bytes(self) -> int:
         """The budget in bytes."""
         return int(self.size)
+
+
+def _parsed(size: object) -> int:
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)\s*", size) if isinstance(size, str) else None
+    if match and match[2] in _UNITS:
+        try:
+            value = int(float(match[1]) * _UNITS[match[2]])
+        except (OverflowError, ValueError):
+            value = 0
+        if value > 0:
+            return value
+    message = f"`size` must be a positive number of bytes, or one with a unit ({', '.join(_UNITS)}); got {size!r}."
+    raise ValueError(message)
 
 
 def readable(size: float) -> str:

@@ -12,12 +12,6 @@ from ._factors import FactorMaker, on_kept_factor
 from ._preconditioner import AbstractPreconditioner
 from ._structured import Structured
 
-try:
-    import pyamg as _pyamg
-except ImportError:  # an optional dependency
-    _pyamg = None
-
-pyamg: Any = _pyamg
 _KINDS = ("smoothed_aggregation", "ruge_stuben")
 _CYCLES = ("V", "W", "F")
 _SYMMETRIC = 1e-10
@@ -101,14 +95,22 @@ def amg(*, kind: str = "smoothed_aggregation", cycle: str = "V", pattern: Any = 
     >>> int(solution.stats["iterations"]) < 15
     True
     """
-    if pyamg is None:
-        message = "amg() needs the package pyamg, which is not installed: pip install tapeless[amg]"
-        raise ImportError(message)
+    _pyamg()
     for name, value, choices in (("kind", kind, _KINDS), ("cycle", cycle, _CYCLES)):
         if value not in choices:
             message = f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}."
             raise ValueError(message)
     return AMG(pattern, kind=kind, cycle=cycle)
+
+
+def _pyamg() -> Any:
+    """The optional package, loaded when it is needed first."""
+    try:
+        import pyamg
+    except ImportError as error:
+        message = "amg() needs the package pyamg, which is not installed: pip install tapeless[amg]"
+        raise ImportError(message) from error
+    return pyamg
 
 
 def _hierarchy(matrix: Any, kind: str) -> Any:
@@ -118,8 +120,8 @@ def _hierarchy(matrix: Any, kind: str) -> Any:
     np.random.seed(0)  # noqa: NPY002
     try:
         if kind == "ruge_stuben":
-            return pyamg.ruge_stuben_solver(A)
-        return pyamg.smoothed_aggregation_solver(A, symmetry=_symmetry(A))
+            return _pyamg().ruge_stuben_solver(A)
+        return _pyamg().smoothed_aggregation_solver(A, symmetry=_symmetry(A))
     finally:
         np.random.set_state(state)  # noqa: NPY002
 

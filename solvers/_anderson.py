@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Inexact, Int
 
-from ..adjoint._loops import while_loop
 from ._gmres import GMRES
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite
-from ._picard import error_factor, fixed_point_outcome, idle
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, on_flat
+from ._picard import iterated
 
 
 class _State(NamedTuple):
@@ -75,22 +74,10 @@ class Anderson(AbstractRootMethod):
         """Iterate from `guess`, where f(u) = g(u) - u."""
         del params
         u, unravel = ravel_pytree(guess)
-
-        def F(u: jax.Array) -> jax.Array:
-            return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
-
-        method = self.resolve(u.dtype)
-
-        def error(s: _State) -> jax.Array:
-            return method.weighted(self.damping * s.F, s.u) * error_factor(s.rate)
-
-        def continues(s: _State) -> jax.Array:
-            return (error(s) > 1) & ~idle(method, s) & all_finite(s.F) & (s.iterations < self.max_iters)
-
+        F = on_flat(f, unravel, u.dtype)
         memory = jnp.zeros((min(self.memory, max(u.size, 1)), u.size), u.dtype)
         start = _State(u, F(u), memory, memory, jnp.ones((), u.real.dtype), jnp.zeros((), jnp.int32))
-        end = while_loop(continues, lambda s: _accelerated(F, s, self.damping), start)
-        return fixed_point_outcome(F, end, error(end), idle(method, end), unravel)
+        return iterated(self, F, lambda s: _accelerated(F, s, self.damping), start, unravel)
 
 
 def _accelerated(F: Callable[[Any], Any], s: _State, damping: Any) -> _State:

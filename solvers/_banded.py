@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
@@ -15,7 +14,7 @@ from jaxtyping import Array, Inexact
 from ..adjoint import Status
 from ._dense import backward_stable, equaliser, generic_signs, resolves
 from ._host import on_host
-from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
+from ._method import AbstractLinearMethod, Outcome, all_finite, on_flat, status_where
 
 
 class Banded(AbstractLinearMethod):
@@ -79,10 +78,7 @@ def solve_bands(matvec: Callable[[Any], Any], b: Any, reach: tuple[int, int], so
     flat, unravel = ravel_pytree(b)
     if flat.size == 0:
         return Outcome(b, Status.converged, {})
-
-    def A(v: jax.Array) -> jax.Array:
-        return ravel_pytree(matvec(unravel(v)))[0].astype(flat.dtype)
-
+    A = on_flat(matvec, unravel, flat.dtype)
     # Rows and columns are scaled, so that badly scaled equations are not mistaken for singular ones.
     bands = bands_of(A, flat, *reach)
     row = equaliser(bands, 0)

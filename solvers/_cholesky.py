@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..adjoint import Status
-from ._dense import as_real, backward_stable, generic_signs, largest, real_matrix, resolves
+from ._dense import backward_stable, generic_signs, largest, resolves, solve_as_matrix
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 
@@ -40,11 +40,7 @@ class Cholesky(AbstractLinearMethod):
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Build the matrix, decompose it, solve, refine once, and check."""
         del reference
-        flat, unravel = as_real(b)
-        if flat.size == 0:
-            return Outcome(b, Status.converged, {})
-        x, status = _solve_dense(real_matrix(matvec, flat, unravel), flat)
-        return Outcome(unravel(x), status, {})
+        return solve_as_matrix(matvec, b, _solve_dense)
 
 
 def _solve_dense(A: Float[Array, "N N"], b: Float[Array, " N"]) -> tuple[Float[Array, " N"], Status]:

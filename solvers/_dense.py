@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from ..adjoint import Status
 from ..adjoint._loops import vary_together
+from ._method import Outcome
 from ._user_matrix import KnownMatrix
 
 
@@ -29,6 +31,15 @@ def real_matrix(
         return matvec.dense().astype(flat.dtype)
     basis, _ = vary_together((jnp.eye(flat.size, dtype=flat.dtype), flat))
     return jax.vmap(lambda e: as_real(matvec(unravel(e)))[0].astype(flat.dtype))(basis).T
+
+
+def solve_as_matrix(matvec: Callable[[Any], Any], b: Any, solve: Callable[[Any, Any], Any]) -> Outcome:
+    """Solve A x = b by `solve(matrix, vector) -> (x, status)`."""
+    flat, unravel = as_real(b)
+    if flat.size == 0:
+        return Outcome(b, Status.converged, {})
+    x, status = solve(real_matrix(matvec, flat, unravel), flat)
+    return Outcome(unravel(x), status, {})
 
 
 def backward_stable(r: Any, norm: Any, x: Any, b: Any) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,7 +16,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint import Status
 from ..adjoint._loops import vary_together, while_loop
 from ..adjoint._tolerance import resolve_tolerance
-from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
+from ._method import AbstractLinearMethod, Outcome, all_finite, on_flat, status_where
 from ._preconditioner import as_preconditioner
 from ._structured import Structured
 
@@ -94,11 +95,10 @@ class AbstractKrylov(AbstractLinearMethod):
             return Outcome(b, Status.converged, {"iterations": jnp.zeros((), jnp.int32), "residual": norm(flat)})
         limit = 10 * flat.size if self.max_iters is None else self.max_iters
 
-        def on_flat(f: Callable[[Any], Any]) -> Flat:
-            return lambda v: ravel_pytree(f(unravel(v)))[0].astype(flat.dtype)
-
         preconditioner = as_preconditioner(self.preconditioner)
-        A, M = on_flat(matvec), None if preconditioner is None else on_flat(preconditioner.prepare(matvec, b))
+        flattened = functools.partial(on_flat, unravel=unravel, dtype=flat.dtype)
+        A = flattened(matvec)
+        M = None if preconditioner is None else flattened(preconditioner.prepare(matvec, b))
         rtol = resolve_tolerance("rtol", self.rtol, 1e-8, flat.dtype)
         # Squared norms of a right-hand side near the ends of the number range would vanish or overflow.
         size = jnp.max(jnp.abs(flat), initial=0.0)

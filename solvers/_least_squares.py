@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from ..adjoint._trace import as_parameters, as_unknowns, partition, state_dtype
-from ._entry import run
+from ..adjoint._trace import as_unknowns, partition, state_dtype
 from ._gauss_newton import AbstractLeastSquaresMethod
 from ._levenberg_marquardt import LevenbergMarquardt
-from ._linear_solve import check_method
 from ._method import AbstractLinearMethod
 from ._objective import AbstractMinimizer
-from ._root_find import solve_root
+from ._root_find import run_root, solve_root, value_without_aux
 from ._solution import Solution
 
 
@@ -90,8 +88,7 @@ def least_squares(
 def minimum(
     implementation: Callable[..., Any], function: Any, guess: Any, params: Any, methods: Any, **options: Any
 ) -> Solution:
-    """Prepare the arguments, and run."""
-    method, adjoint = methods
+    """Run for real unknowns."""
     guess = as_unknowns(guess)
     dtype = state_dtype(guess)
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -100,14 +97,7 @@ def minimum(
             "imaginary parts as unknowns of their own."
         )
         raise ValueError(message)
-    params = as_parameters(params, dtype)
-    if adjoint is not None:
-        check_method("adjoint", adjoint)
-        adjoint = adjoint.resolve(dtype)
-    methods = method.resolve(dtype), adjoint
-    solution = run(implementation, function, (params, guess), methods, example=(guess, params), **options)
-    u, aux = solution.value
-    return Solution(u, solution.status, solution.stats, aux)
+    return run_root(implementation, function, guess, params, methods, **options)
 
 
 def check_objective(name: str, function: Any, method: Any, family: type, example: str) -> None:
@@ -148,11 +138,3 @@ def stationary(objective: Any, function: Any, inputs: Any, methods: Any, *, has_
     u, status, stats = solve_root(gradient, guess, numbers, method, adjoint, static)
     aux = function(u, params)[1] if has_aux else None
     return (u, aux), status, stats
-
-
-def value_without_aux(name: str, out: Any, *, has_aux: bool) -> Any:
-    """What the user's function returned, without its by-products."""
-    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-        message = f"with has_aux=True `{name}` must return a pair (value, aux), got {jax.tree.structure(out)}."
-        raise ValueError(message)
-    return out[0] if has_aux else out

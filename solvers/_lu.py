@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from ..adjoint import Status
 from ..adjoint._loops import vary_together
-from ._dense import as_real, backward_stable, equaliser, generic_signs, largest, real_matrix, resolves
+from ._dense import backward_stable, equaliser, generic_signs, largest, resolves, solve_as_matrix
 from ._method import AbstractLinearMethod, Outcome, all_finite, status_where
 
 _EXACT = 8  # rounding errors, for a residual that needs no refinement
@@ -56,12 +56,8 @@ class LU(AbstractLinearMethod):
     def solve(self, matvec: Callable[[Any], Any], b: Any, reference: Any) -> Outcome:
         """Build the matrix, decompose it, solve, refine once, and check."""
         del reference
-        flat, unravel = as_real(b)
-        if flat.size == 0:
-            return Outcome(b, Status.converged, {})
-        solve = _divided if flat.size == 1 else (_refined if self.thorough else _solved)
-        x, status = solve(real_matrix(matvec, flat, unravel), flat)
-        return Outcome(unravel(x), status, {})
+        solve = _refined if self.thorough else _solved
+        return solve_as_matrix(matvec, b, lambda A, b: _divided(A, b) if b.size == 1 else solve(A, b))
 
 
 def _divided(A: Float[Array, "1 1"], b: Float[Array, " 1"]) -> tuple[Float[Array, " 1"], Status]:

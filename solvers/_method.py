@@ -134,6 +134,11 @@ def root_solver(method: AbstractRootMethod, params: Any = None) -> Callable[...,
     return solve
 
 
+def on_flat(f: Callable[[Any], Any], unravel: Callable[[Any], Any], dtype: Any) -> Callable[[Any], Any]:
+    """A function between pytrees of one structure, as one between flat arrays."""
+    return lambda v: ravel_pytree(f(unravel(v)))[0].astype(dtype)
+
+
 def solve_flat(
     linear: AbstractLinearMethod, operator: Callable[[Any], Any], b: jax.Array, unravel: Callable[[Any], Any]
 ) -> Outcome:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from ._gauss_newton import AbstractLeastSquaresMethod
-from ._least_squares import check_objective, minimum, stationary, value_without_aux
+from ._least_squares import check_objective, minimum, stationary
 from ._method import AbstractLinearMethod
 from ._newton_cg import AbstractScalarMethod, NewtonCG
+from ._root_find import value_without_aux
 from ._solution import Solution
 
 

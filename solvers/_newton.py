@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint import Status, failed
 from ..adjoint._loops import vary_together, while_loop
 from ._lu import LU
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, solve_flat, status_where
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, on_flat, solve_flat, status_where
 from ._user_matrix import products
 
-SMALLEST_STEP = 1e-4
-SUFFICIENT_DECREASE = 1e-4
+_SMALLEST_STEP = 1e-4
+_SUFFICIENT_DECREASE = 1e-4
 _CONTRACTION = 0.2
 _IDLE = 0.5  # a second small correction that leaves more of the residual has come to its noise
 _NOISE = 10
@@ -87,9 +87,7 @@ class Newton(AbstractRootMethod):
     def solve(self, f: Callable[[Any], Any], guess: Any, params: Any = None) -> Outcome:
         """Iterate from `guess`."""
         u, unravel = ravel_pytree(guess)
-
-        def F(u: jax.Array) -> jax.Array:
-            return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
+        F = on_flat(f, unravel, u.dtype)
 
         def jacobian(u: jax.Array) -> Callable[[Any], Any]:
             given = self.jacobian
@@ -103,7 +101,7 @@ class Newton(AbstractRootMethod):
             _State(u, value, infinite, zero, Status.max_iterations),
         )
         norm = jnp.linalg.norm(end.F)
-        status = noise_excused(F, end.u, norm, end.correction, end.status)
+        status = noise_excused(F, end.u, norm, end.status, end.correction <= 1)
         stats = {"iterations": end.iterations, "residual": norm, "correction": end.correction}
         return Outcome(unravel(end.u), status, stats)
 
@@ -143,10 +141,10 @@ def line_search(F: Flat, u: Any, norm: Any, d: Any, close: Any) -> tuple[Any, An
     """
 
     def descends(step: jax.Array, value: jax.Array) -> jax.Array:
-        return jnp.linalg.norm(value) <= (1 - SUFFICIENT_DECREASE * step) * norm
+        return jnp.linalg.norm(value) <= (1 - _SUFFICIENT_DECREASE * step) * norm
 
     def continues(c: tuple[Any, ...]) -> jax.Array:
-        return ~(close | descends(c[0], c[2])) & (c[0] > SMALLEST_STEP)
+        return ~(close | descends(c[0], c[2])) & (c[0] > _SMALLEST_STEP)
 
     def at(step: Any) -> tuple[Any, ...]:
         # No norm among what is carried: under vmap the compiler would evaluate F once more for it.
@@ -156,9 +154,9 @@ def line_search(F: Flat, u: Any, norm: Any, d: Any, close: Any) -> tuple[Any, An
     return u, value, jnp.linalg.norm(value), descends(step, value)
 
 
-def noise_excused(F: Flat, u: Any, norm: Any, correction: Any, status: Status) -> Status:
-    """Converged where an iteration stopped, with a small correction, since ‖F‖ is at its rounding noise."""
-    doubtful = (status == Status.stalled) & (correction <= 1)
+def noise_excused(F: Flat, u: Any, norm: Any, status: Status, small: Any = True) -> Status:
+    """Converged where an iteration stopped, its correction being `small`, since ‖F‖ is at its rounding noise."""
+    doubtful = (status == Status.stalled) & small
     no = vary_together((doubtful, u))[0]
     noisy = lax.cond(doubtful, lambda: vary_together((at_noise(F, u, norm), u))[0], lambda: no)
     return Status.where(doubtful & noisy, Status.converged, status)

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint import Status, failed
 from ..adjoint._loops import while_loop
 from ._gmres import GMRES
-from ._krylov import AbstractKrylov
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, solve_flat, status_where
+from ._krylov import AbstractKrylov, safe_quotient
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, on_flat, solve_flat, status_where
 from ._newton import line_search, noise_excused
 
 _GAMMA = 0.9
@@ -90,10 +90,7 @@ class NewtonKrylov(AbstractRootMethod):
         """Iterate from `guess`."""
         del params
         u, unravel = ravel_pytree(guess)
-
-        def F(u: jax.Array) -> jax.Array:
-            return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
-
+        F = on_flat(f, unravel, u.dtype)
         method = self.resolve(u.dtype)
         one, zero = jnp.ones((), u.real.dtype), jnp.zeros((), jnp.int32)
         start = _State(u, jnp.linalg.norm(F(u)), self.forcing * one, jnp.inf * one, zero, zero, Status.max_iterations)
@@ -102,7 +99,7 @@ class NewtonKrylov(AbstractRootMethod):
             lambda s: _iteration(method, F, s, unravel),
             start,
         )
-        status = noise_excused(F, end.u, end.norm, end.correction, end.status)
+        status = noise_excused(F, end.u, end.norm, end.status, end.correction <= 1)
         stats = {
             "iterations": end.iterations,
             "residual": end.norm,
@@ -117,7 +114,7 @@ def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State, unravel
     linear = dataclasses.replace(method.linear, rtol=s.forcing, atol=0.0)
     outcome = solve_flat(linear, jacobian, -value, unravel)
     d = outcome.value
-    reached = outcome.stats["residual"] / jnp.where(s.norm > 0, s.norm, 1)
+    reached = safe_quotient(outcome.stats["residual"], s.norm)
     useful = ~failed(outcome.status) | (reached < _LARGEST_FORCING)
     correction = method.weighted(d, s.u)
     close = (correction <= 1) & (reached <= _TRUSTED_FORCING)
@@ -147,7 +144,7 @@ def _iteration(method: NewtonKrylov, F: Callable[[Any], Any], s: _State, unravel
 
 def _next_forcing(s: _State, norm: jax.Array, correction: jax.Array) -> jax.Array:
     """Choice 2 of Eisenstat and Walker with their safeguard, no tighter than the tolerance asks at the next step."""
-    ratio = norm / jnp.where(s.norm > 0, s.norm, 1)
+    ratio = safe_quotient(norm, s.norm)
     forcing = _GAMMA * ratio**2
     kept = _GAMMA * s.forcing**2
     forcing = jnp.where(kept > 0.1, jnp.maximum(forcing, kept), forcing)

@@ -21,7 +21,7 @@ from ..adjoint import Status, failed
 from ..adjoint._loops import vary_together, while_loop
 from ..adjoint._trace import define_by_run
 from ._cg import CG
-from ._method import AbstractRootMethod, Outcome, all_finite, status_where
+from ._method import AbstractRootMethod, Outcome, all_finite, on_flat, status_where
 from ._preconditioner import as_preconditioner
 from ._truncated_cg import truncated_cg
 
@@ -135,9 +135,7 @@ class AbstractMinimizer(AbstractRootMethod):
         def residual(u: jax.Array) -> jax.Array:
             return objective(unravel(u), params).astype(u.dtype)
 
-        def gradient(u: jax.Array) -> jax.Array:
-            return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
-
+        gradient = on_flat(f, unravel, u.dtype)
         method = self.resolve(u.dtype)
         problem = Problem(
             lambda u: self.value_of(residual(u)),
@@ -174,7 +172,7 @@ def _flat_preconditioner(method: AbstractRootMethod, H: Flat, u: Any, unravel: C
     if given is None:
         return None
     M = given.prepare(lambda v: unravel(H(ravel_pytree(v)[0])), unravel(u))
-    return lambda v: ravel_pytree(M(unravel(v)))[0].astype(u.dtype)
+    return on_flat(M, unravel, u.dtype)
 
 
 def _minimised(method: AbstractMinimizer, problem: Problem, u: jax.Array) -> _State:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ..adjoint import Status
 from ..adjoint._loops import while_loop
 from ._gmres import GMRES
-from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
+from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, on_flat, status_where
 from ._newton import noise_excused
 
 _LARGEST_RATE = 1 - 1e-6
@@ -67,17 +67,7 @@ class Picard(AbstractRootMethod):
         """Iterate from `guess`, where f(u) = g(u) - u."""
         del params
         u, unravel = ravel_pytree(guess)
-
-        def F(u: jax.Array) -> jax.Array:
-            return ravel_pytree(f(unravel(u)))[0].astype(u.dtype)
-
-        method = self.resolve(u.dtype)
-
-        def error(s: _State) -> jax.Array:
-            return method.weighted(self.damping * s.F, s.u) * error_factor(s.rate)
-
-        def continues(s: _State) -> jax.Array:
-            return (error(s) > 1) & ~idle(method, s) & all_finite(s.F) & (s.iterations < self.max_iters)
+        F = on_flat(f, unravel, u.dtype)
 
         def body(s: _State) -> _State:
             u = s.u + self.damping * s.F
@@ -86,28 +76,34 @@ class Picard(AbstractRootMethod):
             return _State(u, value, rate, s.iterations + 1)
 
         start = _State(u, F(u), jnp.full((), _LARGEST_RATE, u.real.dtype), jnp.zeros((), jnp.int32))
-        end = while_loop(continues, body, start)
-        return fixed_point_outcome(F, end, error(end), idle(method, end), unravel)
+        return iterated(self, F, body, start, unravel)
 
 
-def error_factor(rate: jax.Array) -> jax.Array:
-    """θ/(1 - θ): what is still to come, in units of the last correction; at least 1 before a rate is trusted."""
-    rate = jnp.clip(rate, 0, _LARGEST_RATE)
-    return jnp.maximum(rate / (1 - rate), 1)
+def iterated(method: Any, F: Any, body: Any, start: Any, unravel: Any) -> Outcome:
+    """Run a fixed-point iteration (`Picard`, `Anderson`) until its estimated error is below the tolerance."""
+    method = method.resolve(start.u.dtype)
 
+    def error(s: Any) -> jax.Array:
+        return method.weighted(method.damping * s.F, s.u) * _error_factor(s.rate)
 
-def idle(method: AbstractRootMethod, s: Any) -> jax.Array:
-    """Whether the residual no longer falls, being below the tolerance: no rate tells what is still to come."""
-    return (s.rate >= 1) & (method.weighted(s.F, s.u) <= 1)
+    def idle(s: Any) -> jax.Array:
+        # The residual no longer falls, being below the tolerance: no rate tells what is still to come.
+        return (s.rate >= 1) & (method.weighted(s.F, s.u) <= 1)
 
+    def continues(s: Any) -> jax.Array:
+        return (error(s) > 1) & ~idle(s) & all_finite(s.F) & (s.iterations < method.max_iters)
 
-def fixed_point_outcome(F: Any, end: Any, error: Any, idle: Any, unravel: Any) -> Outcome:
-    """What an iteration reports that ended with the estimated error, in units of the tolerance."""
+    end = while_loop(continues, body, start)
     status = status_where(
-        [(~all_finite(end.F), Status.nonfinite), (error <= 1, Status.converged), (idle, Status.stalled)],
+        [(~all_finite(end.F), Status.nonfinite), (error(end) <= 1, Status.converged), (idle(end), Status.stalled)],
         Status.max_iterations,
     )
     norm = jnp.linalg.norm(end.F)
-    status = noise_excused(F, end.u, norm, jnp.zeros_like(norm), status)
-    stats = {"iterations": end.iterations, "residual": norm, "correction": error}
-    return Outcome(unravel(end.u), status, stats)
+    stats = {"iterations": end.iterations, "residual": norm, "correction": error(end)}
+    return Outcome(unravel(end.u), noise_excused(F, end.u, norm, status), stats)
+
+
+def _error_factor(rate: jax.Array) -> jax.Array:
+    """θ/(1 - θ): what is still to come, in units of the last correction; at least 1 before a rate is trusted."""
+    rate = jnp.clip(rate, 0, _LARGEST_RATE)
+    return jnp.maximum(rate / (1 - rate), 1)

@@ -90,17 +90,21 @@ def root_find(
     if not isinstance(method, AbstractRootMethod):
         message = f"`method` must be an instance such as solvers.Newton(), got {method!r}."
         raise TypeError(message)
-    guess = as_unknowns(guess)
-    dtype = state_dtype(guess)
+    functions = residual, conserved
+    return run_root(_root_find, functions, as_unknowns(guess), params, (method, adjoint), throw=throw, has_aux=has_aux)
+
+
+def run_root(
+    implementation: Callable[..., Any], functions: Any, guess: Any, params: Any, methods: Any, **options: Any
+) -> Solution:
+    """Run an implementation whose value is `(u, aux)`, with parameters and methods in the dtype of the guess."""
+    (method, adjoint), dtype = methods, state_dtype(guess)
     params = as_parameters(params, dtype)
     if adjoint is not None:
         check_method("adjoint", adjoint)
         adjoint = adjoint.resolve(dtype)
     methods = method.resolve(dtype), adjoint
-    functions = residual, conserved
-    solution = run(
-        _root_find, functions, (params, guess), methods, example=(guess, params), throw=throw, has_aux=has_aux
-    )
+    solution = run(implementation, functions, (params, guess), methods, example=(guess, params), **options)
     u, aux = solution.value
     return Solution(u, solution.status, solution.stats, aux)
 
@@ -110,8 +114,7 @@ def _root_find(functions: Any, inputs: Any, arrays: Any, *, methods: Any, has_au
     numbers, static = partition(params)
 
     def of_numbers(u: Any, numbers: Any) -> Any:
-        out = residual(u, eqx.combine(numbers, static))
-        return _first(out) if has_aux else out
+        return value_without_aux("residual", residual(u, eqx.combine(numbers, static)), has_aux=has_aux)
 
     def laws(u: Any, numbers: Any) -> Any:
         return conserved(u, eqx.combine(numbers, static))
@@ -158,8 +161,9 @@ def solve_root(
     return u, status, stats
 
 
-def _first(out: Any) -> Any:
-    if not (isinstance(out, tuple) and len(out) == 2):
-        message = f"with has_aux=True `residual` must return a pair (F, aux), got {jax.tree.structure(out)}."
+def value_without_aux(name: str, out: Any, *, has_aux: bool) -> Any:
+    """What the user's function returned, without its by-products."""
+    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+        message = f"with has_aux=True `{name}` must return a pair (value, aux), got {jax.tree.structure(out)}."
         raise ValueError(message)
-    return out[0]
+    return out[0] if has_aux else out

@@ -14,7 +14,7 @@ from ._dense import as_real
 from ._krylov import safe_quotient
 from ._lu import LU
 from ._method import AbstractLinearMethod, AbstractRootMethod, Outcome, all_finite, status_where
-from ._newton import at_noise
+from ._newton import noise_excused
 
 _ACCEPTED, _POOR, _GOOD = 1e-4, 0.25, 0.75
 _CONTRACTION = 0.2  # Newton's near a simple root; near a double or triple one it is 0.25 or 0.3, near a pole 0.5
@@ -90,8 +90,7 @@ class TrustRegion(AbstractRootMethod):
             lambda s: _step(method, F, s),
             start,
         )
-        noisy = (end.status == Status.stalled) & at_noise(F, end.u, end.norm)
-        status = Status.where(noisy, Status.converged, end.status)
+        status = noise_excused(F, end.u, end.norm, end.status)
         stats = {"iterations": end.iterations, "residual": end.norm, "correction": end.correction}
         regular = jnp.minimum(end.contraction, end.before) <= _CONTRACTION
         return Outcome(unravel(end.u), status, stats, regular)
